@@ -1,0 +1,1 @@
+"""HTTP dialects over the gateway."""

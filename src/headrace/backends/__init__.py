@@ -1,0 +1,1 @@
+"""Backends: run step plans over packed weights and a paged KV arena."""

@@ -1,0 +1,1 @@
+"""The gateway process: admission, worker supervision, routing of token streams."""

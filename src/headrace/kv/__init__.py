@@ -1,0 +1,1 @@
+"""Paged KV: layout, block pool, block tables."""

@@ -1,0 +1,1 @@
+"""Architectures, each declared once as a Program that every backend lowers."""

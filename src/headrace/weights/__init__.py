@@ -1,0 +1,1 @@
+"""Model files in: GGUF and safetensors readers, names, where models come from."""

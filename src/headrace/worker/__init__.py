@@ -1,0 +1,1 @@
+"""The worker process: one model, one engine loop, frames in and out."""
