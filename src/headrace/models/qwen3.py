@@ -1,0 +1,15 @@
+"""Qwen3: the llama recipe with a norm on every q and k head."""
+
+from __future__ import annotations
+
+from headrace.models.build import ProgramBuilder
+from headrace.models.config import ModelConfig
+from headrace.models.program import Program
+
+
+def build(config: ModelConfig, freq_factors: tuple[float, ...] | None = None) -> Program:
+    """See the module docstring; every difference is an option of ModelConfig."""
+    builder = ProgramBuilder(config, freq_factors)
+    for index in range(config.num_layers):
+        builder.layer(index)
+    return builder.finish()
