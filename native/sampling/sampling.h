@@ -2,8 +2,8 @@
 // generator.
 //
 // Contract (architecture, numeric contract, "Sampling" and "Definitions")
-// - Noise of (seed, choice, output position, token id): Philox4x32-10 with key = seed and counter =
-//   (id / 4, output position, choice, 0), word id % 4 = k; u = (k + 1/2) 2^-32, G = -log(-log u) in
+// - Noise of (choice seed, output position, token id): Philox4x32-10 with key = seed and counter =
+//   (id / 4, output position, 0, 0), word id % 4 = k; u = (k + 1/2) 2^-32, G = -log(-log u) in
 //   float64 by log64. Score = float64(processed logit) / T + G; the highest wins, ties to the
 //   lowest id. T < 1e-5: argmax of the processed logits.
 // - Logprobs are of the raw logits.
@@ -27,7 +27,6 @@ struct SamplingSpec {
   std::vector<int32_t> bias_ids;
   std::vector<float> bias_values;
   uint64_t seed = 0;
-  uint32_t choice = 0;
   int32_t num_top = -1;
 };
 

@@ -46,7 +46,6 @@ class SamplingSpec:
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int = 0
-    choice: int = 0
     num_top: int = -1
 
     @property
@@ -64,7 +63,7 @@ class WantedRow:
 
     `sample`: draw a token. `target` >= 0: report the logprob (and `num_top` alternatives) of that id
     instead of sampling, as for prompt logprobs. `output_pos`: index of the drawn token in the output
-    (counts from 0), which with seed, choice and id decides its noise. `history`: prompt + output ids
+    (counts from 0), which with seed and id decides its noise. `history`: prompt + output ids
     when the spec needs them, of which `prompt_len` are prompt. `banned`: ids that must not be drawn
     (end of sequence before min_tokens). `mask`: bit i of the little-endian bytes allows id i.
     """

@@ -1,0 +1,128 @@
+"""The engine's seam: requests in, deltas out, one step at a time. Single-threaded, no clock of its own
+beyond timings, no I/O; the worker and the offline `LLM` both drive it.
+
+Contract
+- `add` validates, queues, and raises RequestError / OverloadedError without side effects otherwise.
+- `step` plans, runs and commits one step and returns everything that became known. When
+  `has_work()` is False, `step` must not be called.
+- `abort(request_id)` frees all blocks of the request before the next step; unknown ids are ignored.
+- At idle (`has_work()` False) every block is back in the pool (law 3); `check()` asserts it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from headrace.engine.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Logprob of one token and its alternatives [(id, logprob)], best first."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(slots=True)
+class ChoiceDelta:
+    """News of one choice; `finish_reason` ("stop" | "length") makes it the last."""
+
+    request_id: str
+    choice: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprob] | None
+    finish_reason: str | None
+    stop_reason: str | int | None
+    num_output: int
+
+
+@dataclass(slots=True)
+class PromptDelta:
+    """Prompt logprobs of positions start, start + 1, ...; position 0 is None."""
+
+    request_id: str
+    start: int
+    entries: list[TokenLogprob | None]
+
+
+@dataclass(slots=True)
+class RequestDone:
+    """All choices ended. Seconds: queue, prefill (to the first token), decode."""
+
+    request_id: str
+    num_prompt: int
+    num_output: int
+    num_cached: int
+    num_preemptions: int
+    seeds: list[int]
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+
+
+@dataclass(slots=True)
+class RequestFailed:
+    """The request ended without a result (its logits were not finite, say)."""
+
+    request_id: str
+    message: str
+    status: int = 500
+    code: str | None = None
+
+
+Event = ChoiceDelta | PromptDelta | RequestDone | RequestFailed
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Counters since start and gauges now."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_waiting_tokens: int = 0
+    num_free_blocks: int = 0
+    num_blocks: int = 0
+    num_steps: int = 0
+    num_preemptions: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    last_step_s: float = 0.0
+    last_step_rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Limits of an engine. `max_step_tokens` is the token budget of one step."""
+
+    max_num_seqs: int = 64
+    max_step_tokens: int = 512
+    max_waiting: int = 512
+    max_waiting_tokens: int = 1 << 20
+    max_model_len: int | None = None  # None: the model's own
+
+
+class EngineAPI(Protocol):
+    """See the module docstring."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest prompt + output of one request (context length, or what the pool holds)."""
+        ...
+
+    def add(self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams) -> None: ...
+
+    def abort(self, request_id: str) -> None: ...
+
+    def has_work(self) -> bool: ...
+
+    def step(self) -> list[Event]: ...
+
+    @property
+    def stats(self) -> EngineStats: ...
+
+    def check(self) -> None: ...
