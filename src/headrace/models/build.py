@@ -1,8 +1,9 @@
-"""Program builder shared by the families: one decoder layer recipe, its options read from ModelConfig."""
+"""The primitives from which a family declares its layers, and the ends that all families share."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from headrace.models.config import ModelConfig, RopeConfig
 from headrace.models.program import (
@@ -56,101 +57,116 @@ def _llama3_frequency(freq: float, rope: RopeConfig) -> float:
     return (1.0 - smooth) * freq / rope.factor + smooth * freq
 
 
-class ProgramBuilder:
-    """Collects operations of one model. Families call `layer()` once per layer and `finish()`.
+class LayerBuilder:
+    """Appends the operations of one decoder layer; its weights are one extent.
 
-    Buffers: `x` residual stream, `h` normed input, `qkv`, `att`, `gate_up`, `act`, `y` branch output,
-    `w`/`wh` wanted rows.
+    A weight is named without its `blk.N.` prefix and `.weight` suffix. Buffers: `x` residual
+    stream, `h` normed input of a branch, `qkv`, `att` outputs of the heads, `gate_up`, `act`,
+    `y` output of a branch.
     """
 
+    def __init__(self, config: ModelConfig, index: int, ops: list[AnyOp]) -> None:
+        self.index = index
+        self.is_window = config.layer_is_window[index]
+        self._config = config
+        self._ops = ops
+        self._place = (index, index + 1)  # layer, extent: the embedding is extent 0
+        self._heads = (config.num_heads, config.num_kv_heads, config.head_dim)
+
+    def norm(self, out: str, src: str, weight: str) -> None:
+        """`out` = RMS norm of `src`."""
+        self._ops.append(Norm(*self._place, out, src, self._weight(weight), self._config.norm_eps))
+
+    def qkv(self, *, bias: bool = False) -> None:
+        """`qkv` = the fused query, key and value projections of `h`."""
+        names = ("attn_q", "attn_k", "attn_v")
+        weights = tuple(self._weight(name) for name in names)
+        biases = tuple(f"blk.{self.index}.{name}.bias" for name in names) if bias else ()
+        self._ops.append(Linear(*self._place, "qkv", "h", weights, biases))
+
+    def head_norms(self) -> None:
+        """Norm every query head and every key head, each kind with one weight of head_dim."""
+        heads, kv_heads, dim = self._heads
+        for name, column, count in (("attn_q_norm", 0, heads), ("attn_k_norm", heads, kv_heads)):
+            weight, eps = self._weight(name), self._config.norm_eps
+            self._ops.append(HeadNorm(*self._place, "qkv", column * dim, count, dim, weight, eps))
+
+    def attend(self, *, rope: int = 0) -> None:
+        """`att` = attention with rope table `rope`, over the window where the layer has one."""
+        c = self._config
+        window = c.window if self.is_window else 0
+        self._ops.append(RopeWrite(*self._place, "qkv", rope, *self._heads))
+        self._ops.append(
+            Attend(*self._place, "att", "qkv", *self._heads, c.attn_scale, window, c.attn_softcap)
+        )
+
+    def linear(self, out: str, src: str, weight: str) -> None:
+        """`out` = weight @ `src`."""
+        self._ops.append(Linear(*self._place, out, src, (self._weight(weight),)))
+
+    def gated_mlp(self, activation: str) -> None:
+        """`y` = down @ (activation(gate @ h) * (up @ h)), activation "silu" or "gelu_tanh"."""
+        weights = (self._weight("ffn_gate"), self._weight("ffn_up"))
+        self._ops.append(Linear(*self._place, "gate_up", "h", weights))
+        self._ops.append(Gate(*self._place, "act", "gate_up", activation))
+        self.linear("y", "act", "ffn_down")
+
+    def add(self, out: str, src: str) -> None:
+        """`out` += `src`."""
+        self._ops.append(Add(*self._place, out, src))
+
+    def _weight(self, name: str) -> str:
+        return f"blk.{self.index}.{name}.weight"
+
+
+class ProgramBuilder:
+    """Embeds on construction, hands out `layers()` in order, freezes the Program in `finish()`."""
+
     def __init__(self, config: ModelConfig, freq_factors: tuple[float, ...] | None = None) -> None:
-        self.config = config
-        self.ops: list[AnyOp] = []
-        self.ropes = [rope_table(config.rope, freq_factors)]
-        if config.rope_local is not None:
-            self.ropes.append(rope_table(config.rope_local))
-        self._extent = 0
-        c = config
-        self._qkv_width = (c.num_heads + 2 * c.num_kv_heads) * c.head_dim
-        self.ops.append(Embed(-1, 0, "x", "token_embd.weight", c.embed_scale))
+        self._config = config
+        self._ops: list[AnyOp] = [Embed(-1, 0, "x", "token_embd.weight", config.embed_scale)]
+        self._ropes = [rope_table(config.rope, freq_factors)]
 
-    def layer(self, index: int) -> None:
-        """Append one decoder layer: attention branch, then gated MLP branch."""
-        self._extent = index + 1
-        self._attention(index, f"blk.{index}.")
-        self._mlp(index, f"blk.{index}.")
+    def add_rope(self, rope: RopeConfig) -> int:
+        """Register another rope table and return its index; table 0 is the one of config.rope."""
+        self._ropes.append(rope_table(rope))
+        return len(self._ropes) - 1
 
-    def _attention(self, index: int, prefix: str) -> None:
-        c, e = self.config, self._extent
-        is_window = c.layer_is_window[index]
-        rope = 1 if is_window and c.rope_local is not None else 0
-        names = tuple(f"{prefix}attn_{part}" for part in "qkv")
-        biases = tuple(f"{n}.bias" for n in names) if c.qkv_bias else ()
-        self.ops.append(Norm(index, e, "h", "x", f"{prefix}attn_norm.weight", c.norm_eps))
-        self.ops.append(Linear(index, e, "qkv", "h", tuple(f"{n}.weight" for n in names), biases))
-        if c.qk_norm:
-            q_weight, k_weight = f"{prefix}attn_q_norm.weight", f"{prefix}attn_k_norm.weight"
-            k_column = c.num_heads * c.head_dim
-            self.ops.append(
-                HeadNorm(index, e, "qkv", 0, c.num_heads, c.head_dim, q_weight, c.norm_eps)
-            )
-            self.ops.append(
-                HeadNorm(index, e, "qkv", k_column, c.num_kv_heads, c.head_dim, k_weight, c.norm_eps)
-            )
-        heads = (c.num_heads, c.num_kv_heads, c.head_dim)
-        window = c.window if is_window else 0
-        self.ops.append(RopeWrite(index, e, "qkv", rope, *heads))
-        self.ops.append(
-            Attend(index, e, "att", "qkv", *heads, c.attn_scale, window, c.attn_softcap)
-        )
-        self.ops.append(Linear(index, e, "y", "att", (f"{prefix}attn_output.weight",)))
-        self._join(index, f"{prefix}post_attention_norm.weight")
-
-    def _mlp(self, index: int, prefix: str) -> None:
-        c, e = self.config, self._extent
-        self.ops.append(Norm(index, e, "h", "x", f"{prefix}ffn_norm.weight", c.norm_eps))
-        self.ops.append(
-            Linear(
-                index, e, "gate_up", "h", (f"{prefix}ffn_gate.weight", f"{prefix}ffn_up.weight")
-            )
-        )
-        self.ops.append(Gate(index, e, "act", "gate_up", c.activation))
-        self.ops.append(Linear(index, e, "y", "act", (f"{prefix}ffn_down.weight",)))
-        self._join(index, f"{prefix}post_ffw_norm.weight")
-
-    def _join(self, index: int, post_norm: str) -> None:
-        """Add the branch output to the residual stream, normed first where the family does so."""
-        if self.config.post_norms:
-            self.ops.append(Norm(index, self._extent, "y", "y", post_norm, self.config.norm_eps))
-        self.ops.append(Add(index, self._extent, "x", "y"))
+    def layers(self) -> Iterator[LayerBuilder]:
+        """A builder for each layer, first to last."""
+        for index in range(self._config.num_layers):
+            yield LayerBuilder(self._config, index, self._ops)
 
     def finish(self) -> Program:
-        """Append the final norm and the head, and freeze the Program."""
-        c = self.config
+        """Append the final norm and the head over the wanted rows, and freeze the Program."""
+        c = self._config
         extent = c.num_layers + 1
         head = "token_embd.weight" if c.tied_head else "output.weight"
-        self.ops.append(SelectWanted(-1, extent, "w", "x"))
-        self.ops.append(Norm(-1, extent, "wh", "w", "output_norm.weight", c.norm_eps))
-        self.ops.append(Head(-1, extent, "wh", head, c.logit_softcap))
-        buffers = (
-            Buffer("x", c.hidden_dim),
-            Buffer("h", c.hidden_dim),
-            Buffer("qkv", self._qkv_width),
-            Buffer("att", c.num_heads * c.head_dim),
-            Buffer("y", c.hidden_dim),
-            Buffer("gate_up", 2 * c.ffn_dim),
-            Buffer("act", c.ffn_dim),
-            Buffer("w", c.hidden_dim, Rows.WANTED),
-            Buffer("wh", c.hidden_dim, Rows.WANTED),
-        )
-        windows = tuple(c.window if w else 0 for w in c.layer_is_window)
+        self._ops.append(SelectWanted(-1, extent, "w", "x"))
+        self._ops.append(Norm(-1, extent, "wh", "w", "output_norm.weight", c.norm_eps))
+        self._ops.append(Head(-1, extent, "wh", head, c.logit_softcap))
         return Program(
-            buffers,
-            tuple(self.ops),
-            tuple(self.ropes),
-            windows,
-            c.num_kv_heads,
-            c.head_dim,
-            c.hidden_dim,
-            c.vocab_size,
+            buffers=_buffers(c),
+            ops=tuple(self._ops),
+            ropes=tuple(self._ropes),
+            kv_windows=tuple(c.window if w else 0 for w in c.layer_is_window),
+            num_kv_heads=c.num_kv_heads,
+            head_dim=c.head_dim,
+            hidden_dim=c.hidden_dim,
+            vocab_size=c.vocab_size,
         )
+
+
+def _buffers(config: ModelConfig) -> tuple[Buffer, ...]:
+    c = config
+    return (
+        Buffer("x", c.hidden_dim),
+        Buffer("h", c.hidden_dim),
+        Buffer("qkv", (c.num_heads + 2 * c.num_kv_heads) * c.head_dim),
+        Buffer("att", c.num_heads * c.head_dim),
+        Buffer("y", c.hidden_dim),
+        Buffer("gate_up", 2 * c.ffn_dim),
+        Buffer("act", c.ffn_dim),
+        Buffer("w", c.hidden_dim, Rows.WANTED),
+        Buffer("wh", c.hidden_dim, Rows.WANTED),
+    )

@@ -1,4 +1,4 @@
-"""ModelConfig: every number that decides a Program's shape, the same for GGUF and Hugging Face sources."""
+"""ModelConfig: every number that decides a Program, the same for every kind of source."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class RopeConfig:
     (2i, 2i+1) as in GGUF files of the llama architecture; otherwise (i, i + dim/2) ("neox").
     `scaling`: "none", "linear" (frequencies divided by `factor`), or "llama3" (by wavelength, with
     `low_freq_factor`, `high_freq_factor`, `original_max_len`; transformers modeling_rope_utils.py).
-    A GGUF file stores llama3 scaling as the tensor `rope_freqs.weight` (a divisor per pair) instead:
-    `freq_factors_tensor` names it. `dim` is the rotated width (<= head_dim).
+    A GGUF file stores llama3 scaling as the tensor `rope_freqs.weight` (a divisor per pair)
+    instead: `freq_factors_tensor` names it. `dim` is the rotated width (<= head_dim).
     """
 
     theta: float

@@ -98,8 +98,8 @@ class RopeWrite(Op):
 @dataclass(frozen=True, slots=True)
 class Attend(Op):
     """out[r] = softmax(scale * q.k) v over cached positions p of the row's sequence with
-    max(0, pos - window + 1) <= p <= pos (window 0: no lower limit). Heads share kv heads in groups of
-    num_heads / num_kv_heads. softcap > 0: scores become softcap * tanh(score / softcap).
+    max(0, pos - window + 1) <= p <= pos (window 0: no lower limit). Heads share kv heads in groups
+    of num_heads / num_kv_heads. softcap > 0: scores become softcap * tanh(score / softcap).
     Split size and merge order are the numeric contract's."""
 
     out: str
@@ -147,15 +147,14 @@ class Head(Op):
     softcap: float
 
 
-AnyOp = (
-    Embed | Norm | Linear | HeadNorm | RopeWrite | Attend | Gate | Add | SelectWanted | Head
-)
+AnyOp = Embed | Norm | Linear | HeadNorm | RopeWrite | Attend | Gate | Add | SelectWanted | Head
 
 
 @dataclass(frozen=True, slots=True)
 class RopeTable:
-    """inv_freq[i] (float64): pair i rotates by position * inv_freq[i] radians; the angle is taken in
-    float64, cos and sin are rounded to float32. 2 * len(inv_freq) columns of each head rotate."""
+    """inv_freq[i] (float64): pair i rotates by position * inv_freq[i] radians; the angle is taken
+    in float64, cos and sin are rounded to float32. The first 2 * len(inv_freq) columns of each
+    head rotate."""
 
     inv_freq: tuple[float, ...]
     interleaved: bool
@@ -163,7 +162,7 @@ class RopeTable:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One model, lowered by every backend. `kv_layers[l]` is the window of layer l (0 = full)."""
+    """One model, lowered by every backend. `kv_windows[l]` is the window of layer l (0 = full)."""
 
     buffers: tuple[Buffer, ...]
     ops: tuple[AnyOp, ...]

@@ -1,4 +1,4 @@
-"""Qwen3: the llama recipe with a norm on every q and k head."""
+"""Qwen3: pre-norm layers, a norm on every query and key head, SiLU-gated MLP."""
 
 from __future__ import annotations
 
@@ -8,8 +8,17 @@ from headrace.models.program import Program
 
 
 def build(config: ModelConfig, freq_factors: tuple[float, ...] | None = None) -> Program:
-    """See the module docstring; every difference is an option of ModelConfig."""
-    builder = ProgramBuilder(config, freq_factors)
-    for index in range(config.num_layers):
-        builder.layer(index)
-    return builder.finish()
+    """Llama's layer with the heads of q and k normed before they rotate."""
+    program = ProgramBuilder(config, freq_factors)
+    for layer in program.layers():
+        layer.norm("h", "x", "attn_norm")
+        layer.qkv()
+        layer.head_norms()
+        layer.attend()
+        layer.linear("y", "att", "attn_output")
+        layer.add("x", "y")
+
+        layer.norm("h", "x", "ffn_norm")
+        layer.gated_mlp(config.activation)
+        layer.add("x", "y")
+    return program.finish()

@@ -19,5 +19,5 @@ FAMILIES: dict[str, BuildProgram] = {
 
 
 def build_program(config: ModelConfig, freq_factors: tuple[float, ...] | None = None) -> Program:
-    """The Program of a model. KeyError for a family that is not registered (readers refuse it first)."""
+    """The Program of a model. KeyError for an unknown family (readers refuse it first)."""
     return FAMILIES[config.family](config, freq_factors)
