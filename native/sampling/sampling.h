@@ -55,8 +55,10 @@ struct RowResult {
 struct SamplingScratch {
   std::vector<float> logits;
   std::vector<int32_t> ids;
-  std::vector<int32_t> counts;
-  std::vector<double> values;
+  std::vector<int32_t> counts;  // all zero between rows
+  std::vector<float> gathered;
+  std::vector<float> weights;
+  std::vector<float> by_id;
 };
 
 // `logits` holds vocab floats (raw) and is not changed. Thread-safe for distinct scratch.
