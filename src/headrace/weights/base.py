@@ -1,4 +1,4 @@
-"""The seam between model files and everything above: tensors by canonical name, metadata, text assets.
+"""The seam between model files and everything above: tensors by canonical name, metadata, text.
 
 Contract
 - A `WeightSource` is read-only and owns its file mappings. `data(name)` returns a memoryview into a
@@ -71,9 +71,9 @@ class TensorInfo:
 class TokenizerSpec:
     """What `text.tokenizer.load_tokenizer` needs. Exactly one of the two forms is filled.
 
-    `json_bytes`: a tokenizer.json. Otherwise the GGUF vocabulary: `model` is `gpt2` (byte-level BPE,
-    with `pre` naming the split) or `llama` (SentencePiece-style, with `scores`); `token_types` are
-    GGUF's (1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte).
+    `json_bytes`: a tokenizer.json. Otherwise the GGUF vocabulary: `model` is `gpt2` (byte-level
+    BPE, with `pre` naming the split) or `llama` (SentencePiece-style, with `scores`); `token_types`
+    are GGUF's (1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte).
     """
 
     json_bytes: bytes | None = None
@@ -121,7 +121,7 @@ class WeightSource(Protocol):
 
     @property
     def header_digest(self) -> str:
-        """sha256 hex of all metadata and tensor infos; with tensor checksums it identifies the model."""
+        """sha256 hex of all metadata and tensor infos; with tensor checksums it is the identity."""
         ...
 
     def data(self, name: str) -> memoryview:
