@@ -1,8 +1,9 @@
 """Frames between gateway and worker: typed, versioned MessagePack, one struct per message.
 
 Contract
-- Every frame is one ZeroMQ message of at most MAX_FRAME_BYTES, an array-like tagged msgspec struct.
-  A frame that does not decode is dropped and logged, never an end of the process.
+- A frame is an array-like tagged msgspec struct. Every ZeroMQ message is one batch, a list of frames of
+  at most MAX_FRAME_BYTES: the news of one engine step travel together, so that a step costs one send.
+  A batch that does not decode is dropped and logged, never an end of the process.
 - The gateway binds, the worker connects. The first frame of a worker is `Hello` (protocol version,
   then `Ready` once it is servable or `LoadFailed`).
 - For each `Submit` exactly one of `Finished` (all choices ended) or `Failed` follows, unless a `Cancel`
@@ -12,6 +13,7 @@ Contract
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -163,20 +165,20 @@ ToGateway: TypeAlias = (
 )
 
 _encoder = msgspec.msgpack.Encoder()
-_to_worker = msgspec.msgpack.Decoder(ToWorker)
-_to_gateway = msgspec.msgpack.Decoder(ToGateway)
+_to_worker = msgspec.msgpack.Decoder(list[ToWorker])
+_to_gateway = msgspec.msgpack.Decoder(list[ToGateway])
 
 
-def encode(frame: ToWorker | ToGateway) -> bytes:
-    """Bytes of one frame."""
-    return _encoder.encode(frame)
+def encode(frames: Sequence[ToWorker | ToGateway]) -> bytes:
+    """Bytes of one batch of frames."""
+    return _encoder.encode(frames)
 
 
-def decode_to_worker(data: bytes | memoryview) -> ToWorker:
-    """Raises msgspec.DecodeError (or ValidationError) on anything that is not a valid frame."""
+def decode_to_worker(data: bytes | memoryview) -> list[ToWorker]:
+    """Raises msgspec.DecodeError (or ValidationError) on anything that is not a batch of frames."""
     return _to_worker.decode(data)
 
 
-def decode_to_gateway(data: bytes | memoryview) -> ToGateway:
-    """Raises msgspec.DecodeError (or ValidationError) on anything that is not a valid frame."""
+def decode_to_gateway(data: bytes | memoryview) -> list[ToGateway]:
+    """Raises msgspec.DecodeError (or ValidationError) on anything that is not a batch of frames."""
     return _to_gateway.decode(data)
