@@ -87,7 +87,7 @@ class StepPlan:
     seq_starts: first row of each sequence, then num_rows.
     tables[g]: concatenated block tables of group g; table_starts[g][s]: where sequence s begins in it.
     copies: (source block, destination block), done before anything else, in order.
-    wanted: in increasing row order.
+    wanted: in row order; a row may be wanted several times (choices with seeds of their own).
     """
 
     tokens: array[int]

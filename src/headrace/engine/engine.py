@@ -1,0 +1,404 @@
+"""The engine: owns requests and blocks, and turns scheduler decisions into steps and steps into events."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import time
+from array import array
+from collections.abc import Callable, Sequence
+
+from headrace.backends.base import Backend, RowResult, StepResult
+from headrace.engine.base import (
+    ChoiceDelta,
+    EngineConfig,
+    EngineStats,
+    Event,
+    PromptDelta,
+    RequestDone,
+    RequestFailed,
+)
+from headrace.engine.commit import commit_token, to_logprob
+from headrace.engine.request import RequestState, SequenceState, Status
+from headrace.engine.sampling import SamplingParams, mix64
+from headrace.engine.scheduler import Decision, SchedulerView, SequenceView, schedule
+from headrace.engine.step import BuiltStep, build_step
+from headrace.errors import OverloadedError, RequestError
+from headrace.kv.pool import BlockPool
+from headrace.kv.tables import SequenceTables, longest_that_fits
+from headrace.text.base import Tokenizer
+from headrace.text.detokenizer import make_detokenizer
+from headrace.text.stop import make_stop_matcher
+
+_MASK64 = (1 << 64) - 1
+
+
+class Engine:
+    """Implements engine.base.EngineAPI over one backend. See the contract there.
+
+    Owns every SequenceTables; `running` in order of admission, `waiting` in the order of arrival with
+    preempted sequences in front.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        tokenizer: Tokenizer,
+        context_len: int,
+        config: EngineConfig | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.backend = backend
+        self.tokenizer = tokenizer
+        self.config = config or EngineConfig()
+        self.pool = BlockPool(backend.num_blocks)
+        self._layout = backend.layout
+        self._clock = clock
+        self._chunk = min(self.config.max_step_tokens, backend.max_step_rows)
+        pool_len = longest_that_fits(self._layout, backend.num_blocks, self._chunk)
+        self.pool_len = pool_len
+        self.max_model_len = min(context_len, self.config.max_model_len or context_len, pool_len)
+        self._requests: dict[str, RequestState] = {}
+        self._running: dict[int, SequenceState] = {}
+        self._waiting: dict[int, SequenceState] = {}
+        self._keys = itertools.count()
+        self._stats = EngineStats(num_blocks=backend.num_blocks)
+        self._events: list[Event] = []
+
+    # ---- requests in ----
+
+    def add(self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+        """Queue a request. Raises RequestError or OverloadedError; then nothing has changed."""
+        if request_id in self._requests:
+            raise RequestError(f"Request id {request_id!r} is already in use.", param="request_id")
+        params.validate(self.tokenizer.vocab_size)
+        self._validate_prompt(prompt_ids, params)
+        self._check_room(len(prompt_ids))
+        request = self._make_request(request_id, array("i", prompt_ids), params)
+        first = self._make_sequence(request, 0)
+        first.to_fork = params.n - 1
+        self._requests[request_id] = request
+        self._waiting[first.key] = first
+
+    def _validate_prompt(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+        if not prompt_ids:
+            raise RequestError("The prompt is empty; send at least one token.", param="prompt")
+        vocab_size = self.tokenizer.vocab_size
+        if min(prompt_ids) < 0 or max(prompt_ids) >= vocab_size:
+            raise RequestError(
+                f"The prompt holds a token id outside 0 to {vocab_size - 1}.",
+                param="prompt",
+                code="invalid_value",
+            )
+        needed = len(prompt_ids) + (1 if params.max_tokens is None else params.max_tokens)
+        if needed > self.max_model_len:
+            asked = "" if params.max_tokens is None else f" and max_tokens {params.max_tokens}"
+            raise RequestError(
+                f"The prompt has {len(prompt_ids)} tokens{asked}, but this model serves at most "
+                f"{self.max_model_len} tokens of prompt and output together.",
+                param="prompt" if params.max_tokens is None else "max_tokens",
+                code="context_length_exceeded",
+            )
+        if params.n > self.config.max_num_seqs:
+            raise RequestError(
+                f"n is {params.n}; this server runs at most {self.config.max_num_seqs} sequences.",
+                param="n",
+                code="invalid_value",
+            )
+
+    def _check_room(self, prompt_len: int) -> None:
+        """Bound the queue by requests and by prompt tokens; one request is always let in."""
+        waiting = len(self._waiting)
+        tokens = sum(len(s.tokens) for s in self._waiting.values())
+        too_many = waiting >= self.config.max_waiting
+        if waiting and (too_many or tokens + prompt_len > self.config.max_waiting_tokens):
+            raise OverloadedError(
+                f"The queue is full: {waiting} requests with {tokens} prompt tokens are waiting; "
+                "retry later.",
+                retry_after_s=min(60.0, max(1.0, waiting * max(self._stats.last_step_s, 0.05))),
+            )
+
+    def _make_request(
+        self, request_id: str, prompt: array[int], params: SamplingParams
+    ) -> RequestState:
+        seed = secrets.randbits(63) if params.seed is None else params.seed & _MASK64
+        stop_ids = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
+            stop_ids |= self.tokenizer.eos_ids
+        max_len = self.max_model_len
+        if params.max_tokens is not None:
+            max_len = len(prompt) + params.max_tokens
+        prompt_spec = None
+        if params.prompt_logprobs is not None:
+            prompt_spec = SamplingParams(logprobs=params.prompt_logprobs).spec(0)
+        return RequestState(
+            request_id=request_id,
+            params=params,
+            prompt=prompt,
+            max_len=max_len,
+            seeds=[mix64(seed, i) for i in range(params.n)],
+            stop_ids=stop_ids,
+            prompt_spec=prompt_spec,
+            arrived_s=self._clock(),
+        )
+
+    def _make_sequence(self, request: RequestState, choice: int) -> SequenceState:
+        params = request.params
+        matcher = None
+        if params.stop:
+            matcher = make_stop_matcher(params.stop, params.include_stop_str_in_output)
+        seq = SequenceState(
+            key=next(self._keys),
+            request=request,
+            choice=choice,
+            spec=params.spec(request.seeds[choice]),
+            tokens=array("i", request.prompt),
+            tables=SequenceTables(self._layout, self.pool),
+            detokenizer=make_detokenizer(self.tokenizer),
+            stop_matcher=matcher,
+        )
+        request.sequences.append(seq)
+        request.num_unfinished += 1
+        return seq
+
+    def abort(self, request_id: str) -> None:
+        """Free everything of a request now; unknown ids are ignored."""
+        request = self._requests.pop(request_id, None)
+        if request is not None:
+            for seq in request.sequences:
+                seq.status = Status.FINISHED
+                self._free(seq)
+
+    def has_work(self) -> bool:
+        return bool(self._running or self._waiting)
+
+    # ---- one step ----
+
+    def step(self) -> list[Event]:
+        """Plan, run, commit. Events of one request come in order."""
+        started = self._clock()
+        self._apply(self._decide())
+        built = build_step(len(self._layout.groups), self._scheduled)
+        result = self.backend.collect(self.backend.submit(built.plan))
+        self._commit(built, result)
+        self._stats.num_steps += 1
+        self._stats.last_step_s = self._clock() - started
+        self._stats.last_step_rows = len(built.plan.tokens)
+        events, self._events = self._events, []
+        return events
+
+    def _decide(self) -> Decision:
+        view = SchedulerView(
+            running=[self._view(s) for s in self._running.values()],
+            waiting=[self._view(s) for s in self._waiting.values()],
+            num_free_blocks=self.pool.num_free,
+            max_step_tokens=self._chunk,
+            max_num_seqs=self.config.max_num_seqs,
+            num_reserved_seqs=sum(1 + s.to_fork for s in self._running.values()),
+        )
+        return schedule(self._layout, view)
+
+    def _view(self, seq: SequenceState) -> SequenceView:
+        tables = seq.tables
+        return SequenceView(
+            key=seq.key,
+            computed=seq.computed,
+            known=len(seq.tokens),
+            table_len=tables.num_blocks_len,
+            held=tables.num_exclusive(),
+            num_choices=1 + seq.to_fork,
+        )
+
+    def _apply(self, decision: Decision) -> None:
+        """Free the preempted, admit, and grow the tables of what runs."""
+        for key in decision.preempted:
+            self._preempt(self._running.pop(key))
+        for key in decision.admitted:
+            seq = self._waiting.pop(key)
+            seq.status = Status.RUNNING
+            self._running[key] = seq
+            if seq.request.started_s is None:
+                seq.request.started_s = self._clock()
+        self._scheduled: list[tuple[SequenceState, int]] = []
+        for rows in decision.rows:
+            seq = self._running[rows.key]
+            if not seq.tables.grow(seq.computed + rows.num_rows):
+                raise RuntimeError("the scheduler planned more blocks than are free")
+            self._scheduled.append((seq, rows.num_rows))
+        if not self._scheduled:
+            raise RuntimeError("the scheduler planned an empty step although there is work")
+
+    def _preempt(self, seq: SequenceState) -> None:
+        """Free a sequence's blocks; it waits in front and recomputes its KV later."""
+        seq.tables.release()
+        seq.computed = 0
+        seq.status = Status.WAITING
+        seq.request.num_preemptions += 1
+        self._stats.num_preemptions += 1
+        self._waiting = {seq.key: seq, **self._waiting}
+
+    # ---- commit ----
+
+    def _commit(self, built: BuiltStep, result: StepResult) -> None:
+        for seq, copies in built.copies:
+            seq.tables.copies_done(copies)
+        for seq, num_rows in built.rows:
+            seq.computed += num_rows
+        prompts: dict[str, PromptDelta] = {}
+        for entry, row in zip(built.entries, result.rows, strict=True):
+            request = entry.seq.request
+            if request.request_id not in self._requests:
+                continue
+            if row.failed:
+                self._fail(request)
+            elif entry.prompt_pos >= 0:
+                self._commit_prompt(prompts, request, entry.prompt_pos, row)
+            elif entry.choice == entry.seq.choice:
+                self._commit_sample(entry.seq, row)
+            else:
+                self._commit_sample(self._fork(entry.seq, entry.choice), row)
+        for seq, _ in built.rows:
+            if seq.request.request_id in self._requests:
+                self._settle(seq)
+
+    def _commit_prompt(
+        self, prompts: dict[str, PromptDelta], request: RequestState, position: int, row: RowResult
+    ) -> None:
+        delta = prompts.get(request.request_id)
+        if delta is None:
+            start = request.prompt_done
+            delta = PromptDelta(request.request_id, start, [None] if start == 0 else [])
+            prompts[request.request_id] = delta
+            self._events.append(delta)
+        delta.entries.append(to_logprob(row))
+        request.prompt_done = position + 1
+
+    def _commit_sample(self, seq: SequenceState, row: RowResult) -> None:
+        request = seq.request
+        if request.first_token_s is None:
+            request.first_token_s = self._clock()
+            self._stats.prompt_tokens += request.prompt_len
+        pending = commit_token(seq, row)
+        self._stats.output_tokens += 1
+        self._events.append(
+            ChoiceDelta(
+                request.request_id,
+                seq.choice,
+                pending.text,
+                pending.token_ids,
+                pending.logprobs or None,
+                pending.finish_reason,
+                pending.stop_reason,
+                seq.num_output,
+            )
+        )
+        if pending.finish_reason is not None:
+            self._finish(seq)
+
+    def _fork(self, parent: SequenceState, choice: int) -> SequenceState:
+        """The sequence of another choice: shares the prompt's blocks, or recomputes them when the
+        pool cannot give its tail."""
+        seq = self._make_sequence(parent.request, choice)
+        tables = parent.tables.fork(parent.request.prompt_len)
+        if tables is None:
+            self._waiting = {seq.key: seq, **self._waiting}
+        else:
+            seq.tables = tables
+            seq.computed = parent.request.prompt_len
+            seq.status = Status.RUNNING
+            self._running[seq.key] = seq
+        return seq
+
+    def _settle(self, seq: SequenceState) -> None:
+        """After all samples of a step: free what finished (a finished choice lends its blocks to forks
+        until here), end the request with its last choice, free blocks behind windows."""
+        request = seq.request
+        if seq.status is Status.RUNNING and seq.computed == len(seq.tokens):
+            self._finish_prompt_only(seq)
+        if seq.computed >= request.prompt_len:
+            seq.to_fork = 0
+        for each in request.sequences:
+            if each.status is Status.FINISHED:
+                self._free(each)
+        if request.num_unfinished == 0 and len(request.sequences) == request.params.n:
+            del self._requests[request.request_id]
+            self._events.append(self._done(request))
+        elif seq.status is Status.RUNNING:
+            seq.tables.trim(seq.computed)
+
+    def _finish_prompt_only(self, seq: SequenceState) -> None:
+        """max_tokens = 0: every choice ends with its (empty) length limit."""
+        request = seq.request
+        self._stats.prompt_tokens += request.prompt_len
+        if request.prompt_spec is not None and request.prompt_done == 0:
+            self._events.append(PromptDelta(request.request_id, 0, [None]))
+        for choice in range(seq.choice + 1, seq.choice + 1 + seq.to_fork):
+            self._make_sequence(request, choice)
+        for each in request.sequences:
+            self._events.append(
+                ChoiceDelta(request.request_id, each.choice, "", [], None, "length", None, 0)
+            )
+        for each in list(request.sequences):
+            self._finish(each)
+
+    # ---- ends ----
+
+    def _free(self, seq: SequenceState) -> None:
+        """Give back everything a sequence owns; idempotent."""
+        seq.tables.release()
+        self._running.pop(seq.key, None)
+        self._waiting.pop(seq.key, None)
+
+    def _finish(self, seq: SequenceState) -> None:
+        """Mark one choice as ended; `_settle` frees it."""
+        seq.status = Status.FINISHED
+        seq.request.num_unfinished -= 1
+
+    def _done(self, request: RequestState) -> RequestDone:
+        now = self._clock()
+        started = now if request.started_s is None else request.started_s
+        first = now if request.first_token_s is None else request.first_token_s
+        return RequestDone(
+            request_id=request.request_id,
+            num_prompt=request.prompt_len,
+            num_output=request.num_output,
+            num_cached=0,
+            num_preemptions=request.num_preemptions,
+            seeds=list(request.seeds),
+            queue_s=started - request.arrived_s,
+            prefill_s=first - started,
+            decode_s=now - first,
+        )
+
+    def _fail(self, request: RequestState) -> None:
+        """A row without finite logits ends its request only."""
+        self.abort(request.request_id)
+        message = "The model produced no finite logits for this request."
+        self._events.append(RequestFailed(request.request_id, message, code="server_error"))
+
+    # ---- state ----
+
+    @property
+    def stats(self) -> EngineStats:
+        stats = self._stats
+        stats.num_running = len(self._running)
+        stats.num_waiting = len(self._waiting)
+        stats.num_waiting_tokens = sum(len(s.tokens) for s in self._waiting.values())
+        stats.num_free_blocks = self.pool.num_free
+        return stats
+
+    def check(self) -> None:
+        """Law 3: every block is held by exactly the tables of live sequences. AssertionError if not."""
+        self.pool.check()
+        counts: dict[int, int] = {}
+        for seq in itertools.chain(self._running.values(), self._waiting.values()):
+            for block in seq.tables.references():
+                counts[block] = counts.get(block, 0) + 1
+        for block in range(self.pool.num_blocks):
+            if self.pool.count(block) != counts.get(block, 0):
+                raise AssertionError(
+                    f"block {block} has {self.pool.count(block)} references, "
+                    f"{counts.get(block, 0)} of them known"
+                )
+        if not self.has_work() and self.pool.num_free != self.pool.num_blocks:
+            raise AssertionError("blocks are held while the engine is idle")

@@ -1,0 +1,289 @@
+"""LLM: the same engine in the caller's process, for scripts and batch work."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from headrace.engine.base import ChoiceDelta, PromptDelta, RequestDone, RequestFailed, TokenLogprob
+from headrace.engine.load import LoadedEngine, LoadOptions, load_engine
+from headrace.engine.sampling import SamplingParams
+from headrace.errors import HeadraceError, RequestError
+from headrace.text.base import ChatTemplate
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one request, summed over its choices."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds a request waited, prefilled (to its first token) and decoded."""
+
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+
+
+@dataclass(slots=True)
+class Choice:
+    """One completion. `logprobs` has one entry per token id when asked for. n = 1 with `seed` gives the
+    same text."""
+
+    index: int
+    seed: int = 0
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] | None = None
+    finish_reason: str = ""
+    stop_reason: str | int | None = None
+
+
+@dataclass(slots=True)
+class Output:
+    """Result of one prompt. `text`, `token_ids`, `logprobs` and `finish_reason` are the first choice's."""
+
+    prompt_token_ids: list[int]
+    choices: list[Choice]
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    usage: Usage = Usage(0, 0, 0)
+    timings: Timings = Timings(0.0, 0.0, 0.0)
+
+    @property
+    def text(self) -> str:
+        return self.choices[0].text
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.choices[0].token_ids
+
+    @property
+    def logprobs(self) -> list[TokenLogprob] | None:
+        return self.choices[0].logprobs
+
+    @property
+    def finish_reason(self) -> str:
+        return self.choices[0].finish_reason
+
+
+@dataclass(frozen=True, slots=True)
+class StreamChunk:
+    """News of one choice; the last chunk of a choice has a finish_reason."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprob] | None
+    finish_reason: str | None
+
+
+class LLM:
+    """An engine for one model in this process. Close it, or use it as a context manager.
+
+    `model`: a catalog name, a path, or a Hub id, as on the command line. Not thread-safe.
+    Raises HeadraceError for a model that cannot be found, read or held.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        kv_cache_bytes: int | None = None,
+        max_num_seqs: int = 64,
+        threads: int | None = None,
+        max_model_len: int | None = None,
+        max_step_tokens: int = 512,
+        packing: str | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        from headrace.weights.resolve import resolve
+
+        path = resolve(str(model), progress=progress)
+        options = LoadOptions(
+            kv_cache_bytes=kv_cache_bytes,
+            max_num_seqs=max_num_seqs,
+            max_step_tokens=max_step_tokens,
+            max_waiting=1 << 30,
+            max_waiting_tokens=1 << 62,
+            max_model_len=max_model_len,
+            threads=threads,
+            packing=packing,
+        )
+        self._loaded: LoadedEngine | None = load_engine(path, options)
+        self._template: ChatTemplate | None = None
+        self._ids = itertools.count()
+
+    # ---- life ----
+
+    @property
+    def _open(self) -> LoadedEngine:
+        if self._loaded is None:
+            raise HeadraceError("This LLM is closed.")
+        return self._loaded
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer (text.base.Tokenizer)."""
+        return self._open.tokenizer
+
+    @property
+    def max_model_len(self) -> int:
+        return self._open.engine.max_model_len
+
+    def close(self) -> None:
+        """Free weights, KV and threads; a second call does nothing."""
+        loaded, self._loaded = self._loaded, None
+        if loaded is not None:
+            loaded.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # ---- generation ----
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[Output]:
+        """Complete each prompt (text or token ids), all in one batch; results in prompt order."""
+        prompt_list = _as_prompts(prompts)
+        params_list = _as_params(params, len(prompt_list))
+        engine = self._open.engine
+        outputs: dict[str, Output] = {}
+        try:
+            for prompt, each in zip(prompt_list, params_list, strict=True):
+                request_id, ids = self._add(prompt, each)
+                outputs[request_id] = _empty_output(ids, each)
+            while engine.has_work():
+                for event in engine.step():
+                    _collect(outputs, event)
+        finally:
+            for request_id in outputs:
+                engine.abort(request_id)
+        return list(outputs.values())
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StreamChunk]:
+        """Complete one prompt, yielding text as it becomes certain. Closing the iterator aborts it."""
+        engine = self._open.engine
+        request_id, _ = self._add(prompt, params or SamplingParams())
+        try:
+            while engine.has_work():
+                for event in engine.step():
+                    if isinstance(event, ChoiceDelta):
+                        yield StreamChunk(
+                            event.choice,
+                            event.text,
+                            event.token_ids,
+                            event.logprobs,
+                            event.finish_reason,
+                        )
+                    elif isinstance(event, RequestFailed):
+                        raise HeadraceError(event.message)
+        finally:
+            engine.abort(request_id)
+
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None
+    ) -> Output:
+        """Answer a conversation through the model's chat template."""
+        return self.generate([self.render(messages)], params)[0]
+
+    def chat_stream(
+        self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None
+    ) -> Iterator[StreamChunk]:
+        """Like chat, streamed."""
+        return self.stream(self.render(messages), params)
+
+    def render(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Token ids of a conversation, up to where the model's answer begins."""
+        if self._template is None:
+            from headrace.text.chat_template import load_chat_template
+
+            self._template = load_chat_template(self._open.chat_template, self._open.tokenizer)
+        text = self._template.render(messages)
+        return self._open.tokenizer.encode(text, add_special=False)
+
+    def _add(self, prompt: Prompt, params: SamplingParams) -> tuple[str, list[int]]:
+        loaded = self._open
+        ids = loaded.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        request_id = f"llm-{next(self._ids)}"
+        loaded.engine.add(request_id, ids, params)
+        return request_id, ids
+
+
+def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt (a string, or a list of ids) or several."""
+    if isinstance(prompts, str):
+        return [prompts]
+    items: list[Any] = list(prompts)
+    if items and all(isinstance(item, int) for item in items):
+        return [items]
+    return items
+
+
+def _as_params(
+    params: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> list[SamplingParams]:
+    if params is None:
+        return [SamplingParams()] * count
+    if isinstance(params, SamplingParams):
+        return [params] * count
+    if len(params) != count:
+        raise RequestError(f"{len(params)} sampling parameters were given for {count} prompts.")
+    return list(params)
+
+
+def _empty_output(ids: list[int], params: SamplingParams) -> Output:
+    choices = [
+        Choice(index, logprobs=None if params.logprobs is None else []) for index in range(params.n)
+    ]
+    return Output(ids, choices, None if params.prompt_logprobs is None else [])
+
+
+def _collect(outputs: dict[str, Output], event: object) -> None:
+    """Add one engine event to the outputs. Raises HeadraceError when a request failed."""
+    if isinstance(event, ChoiceDelta):
+        choice = outputs[event.request_id].choices[event.choice]
+        choice.text += event.text
+        choice.token_ids += event.token_ids
+        if choice.logprobs is not None and event.logprobs is not None:
+            choice.logprobs += event.logprobs
+        if event.finish_reason is not None:
+            choice.finish_reason = event.finish_reason
+            choice.stop_reason = event.stop_reason
+    elif isinstance(event, PromptDelta):
+        entries = outputs[event.request_id].prompt_logprobs
+        if entries is not None:
+            entries += event.entries
+    elif isinstance(event, RequestDone):
+        output = outputs[event.request_id]
+        output.usage = Usage(event.num_prompt, event.num_output, event.num_cached)
+        output.timings = Timings(event.queue_s, event.prefill_s, event.decode_s)
+        for choice, seed in zip(output.choices, event.seeds, strict=True):
+            choice.seed = seed
+    elif isinstance(event, RequestFailed):
+        raise HeadraceError(event.message)

@@ -1,0 +1,91 @@
+"""State of a request and of its sequences (one per choice) inside the engine. Only the engine writes it."""
+
+from __future__ import annotations
+
+import enum
+from array import array
+from dataclasses import dataclass, field
+
+from headrace.backends.base import SamplingSpec
+from headrace.engine.base import TokenLogprob
+from headrace.engine.sampling import SamplingParams
+from headrace.kv.tables import SequenceTables
+from headrace.text.base import Detokenizer, StopMatcher
+
+
+class Status(enum.Enum):
+    """Life of a sequence: WAITING <-> RUNNING -> FINISHED."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True)
+class SequenceState:
+    """One choice of a request.
+
+    `tokens`: prompt + output ids. `computed`: positions whose KV is written; computed < len(tokens)
+    while it is not finished. `to_fork`: choices that are still to be forked from it when its prompt
+    is done (first sequence only).
+    """
+
+    key: int
+    request: RequestState
+    choice: int
+    spec: SamplingSpec
+    tokens: array[int]
+    tables: SequenceTables
+    detokenizer: Detokenizer
+    stop_matcher: StopMatcher | None
+    status: Status = Status.WAITING
+    computed: int = 0
+    to_fork: int = 0
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.request.prompt_len
+
+
+@dataclass(slots=True)
+class RequestState:
+    """A request and its accounting. Times are seconds of the engine's clock.
+
+    `max_len`: prompt + output never get longer. `prompt_spec`: for prompt logprobs, else None.
+    `prompt_done`: prompt positions whose logprobs were sent. `stop_ids`: ids that end a choice,
+    end-of-sequence ids among them unless ignored.
+    """
+
+    request_id: str
+    params: SamplingParams
+    prompt: array[int]
+    max_len: int
+    seeds: list[int]
+    stop_ids: frozenset[int]
+    prompt_spec: SamplingSpec | None
+    arrived_s: float
+    sequences: list[SequenceState] = field(default_factory=list)
+    num_unfinished: int = 0
+    started_s: float | None = None
+    first_token_s: float | None = None
+    prompt_done: int = 0
+    num_preemptions: int = 0
+
+    @property
+    def prompt_len(self) -> int:
+        return len(self.prompt)
+
+    @property
+    def num_output(self) -> int:
+        return sum(s.num_output for s in self.sequences)
+
+
+@dataclass(slots=True)
+class PendingText:
+    """What one commit learned of one sequence before it becomes a delta."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None

@@ -1,0 +1,149 @@
+"""SequenceTables: the block tables of one sequence, one per layer group, over absolute positions."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from headrace.backends.layout import BLOCK_LEN, KVLayout
+from headrace.kv.pool import BlockPool
+
+
+def blocks_for(length: int) -> int:
+    """Blocks of one group that hold positions 0..length-1."""
+    return (length + BLOCK_LEN - 1) // BLOCK_LEN
+
+
+def first_visible_block(window: int, computed: int) -> int:
+    """First block that a row at position `computed` or later can see (window 0: all)."""
+    if window == 0:
+        return 0
+    return max(0, computed - window + 1) // BLOCK_LEN
+
+
+def blocks_to_hold(layout: KVLayout, length: int, chunk: int) -> int:
+    """Most blocks over all groups that a sequence of `length` positions holds at once when it is
+    computed in chunks of at most `chunk` rows (blocks behind a window are freed between steps)."""
+    full = blocks_for(length)
+    return sum(
+        min(full, blocks_for(g.window + chunk) + 1) if g.window else full for g in layout.groups
+    )
+
+
+def longest_that_fits(layout: KVLayout, num_blocks: int, chunk: int) -> int:
+    """Longest sequence (in positions, a multiple of the block length) that a pool can hold alone."""
+    low, high = 0, num_blocks
+    while low < high:
+        middle = (low + high + 1) // 2
+        if blocks_to_hold(layout, middle * BLOCK_LEN, chunk) <= num_blocks:
+            low = middle
+        else:
+            high = middle - 1
+    return low * BLOCK_LEN
+
+
+@dataclass(slots=True)
+class SequenceTables:
+    """Owns one reference to every block id >= 0 in its tables and to the sources of pending copies.
+
+    All tables have the same length (blocks of the positions covered so far); entries behind a
+    window are -1. `pending_copies` are (source, destination) pairs that the next step must perform
+    before it writes; `take_copies` hands them over and `copies_done` drops their references.
+    """
+
+    layout: KVLayout
+    pool: BlockPool
+    tables: list[array[int]] = field(default_factory=list)
+    pending_copies: list[tuple[int, int]] = field(default_factory=list)
+    _trimmed: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if not self.tables:
+            self.tables = [array("i") for _ in self.layout.groups]
+            self._trimmed = [0 for _ in self.layout.groups]
+
+    @property
+    def num_blocks_len(self) -> int:
+        """Entries per table."""
+        return len(self.tables[0])
+
+    def missing(self, length: int) -> int:
+        """New blocks needed to cover positions 0..length-1."""
+        return max(0, blocks_for(length) - self.num_blocks_len) * len(self.tables)
+
+    def grow(self, length: int) -> bool:
+        """Cover positions 0..length-1; False (and nothing changed) when the pool has too few."""
+        more = blocks_for(length) - self.num_blocks_len
+        if more <= 0:
+            return True
+        fresh = self.pool.allocate(more * len(self.tables))
+        if fresh is None:
+            return False
+        for index, table in enumerate(self.tables):
+            table.extend(fresh[index * more : (index + 1) * more])
+        return True
+
+    def trim(self, computed: int) -> None:
+        """Free blocks that no row at position >= computed can see."""
+        for index, group in enumerate(self.layout.groups):
+            if group.window == 0:
+                continue
+            table, start = self.tables[index], self._trimmed[index]
+            end = min(first_visible_block(group.window, computed), len(table))
+            for entry in range(start, end):
+                self.pool.release((table[entry],))
+                table[entry] = -1
+            self._trimmed[index] = max(start, end)
+
+    def fork(self, computed: int) -> SequenceTables | None:
+        """A second owner of the same positions; a partly filled tail block becomes a pending copy.
+
+        None (and nothing changed) when the pool has too few blocks for the tails.
+        """
+        has_tail = computed % BLOCK_LEN != 0
+        fresh = self.pool.allocate(len(self.tables) if has_tail else 0)
+        if fresh is None:
+            return None
+        twin = SequenceTables(
+            self.layout, self.pool, [array("i", t) for t in self.tables], [], list(self._trimmed)
+        )
+        for index, table in enumerate(twin.tables):
+            # Blocks past the computed positions hold nothing; the twin grows its own.
+            del table[blocks_for(computed) :]
+            shared = table[:-1] if has_tail else table
+            self.pool.share(b for b in shared if b >= 0)
+            if has_tail:
+                source = table[-1]
+                self.pool.share((source,))
+                table[-1] = fresh[index]
+                twin.pending_copies.append((source, fresh[index]))
+        return twin
+
+    def references(self) -> Iterator[int]:
+        """Every reference this owner holds, one by one."""
+        for table in self.tables:
+            yield from (b for b in table if b >= 0)
+        yield from (source for source, _ in self.pending_copies)
+
+    def num_exclusive(self) -> int:
+        """Blocks that `release` would free."""
+        return sum(self.pool.count(b) == 1 for table in self.tables for b in table if b >= 0)
+
+    def take_copies(self) -> list[tuple[int, int]]:
+        """The copies the coming step must do; call `copies_done` with them after it."""
+        copies, self.pending_copies = self.pending_copies, []
+        return copies
+
+    def copies_done(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Drop the references to the sources of performed copies."""
+        self.pool.release(source for source, _ in copies)
+
+    def release(self) -> None:
+        """Give everything back. The tables are empty afterwards and may grow again."""
+        self.pool.release(source for source, _ in self.pending_copies)
+        self.pending_copies = []
+        for index, table in enumerate(self.tables):
+            self.pool.release(b for b in table if b >= 0)
+            self.tables[index] = array("i")
+            self._trimmed[index] = 0
