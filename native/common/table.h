@@ -70,7 +70,8 @@ struct KernelTable {
   // log(sum(exp(x - max))) + max in float64; exp in float32, summed in float64 in blocks of 4,096
   // by index: inside a block on 8 float64 lanes and the fixed tree, blocks in order.
   double (*logsumexp)(const float* x, int32_t n, float max);
-  // out[i] = exp(float32(float64(x[i]) / temperature - float64(max) / temperature)), exp in float32.
+  // out[i] = exp(float32(float64(x[i]) / temperature - float64(max) / temperature)), exp in
+  // float32.
   void (*softmax_weights)(const float* x, int32_t n, float max, double temperature, float* out);
 };
 

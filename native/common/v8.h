@@ -1,9 +1,23 @@
 // Eight virtual lanes: the vector type in which every float kernel is written once.
 //
 // A kernel source is a header included by one *_scalar.cpp and one *_avx2.cpp, each of which
-// defines HEADRACE_ISA_NS (a namespace of its own, so that no symbol is shared between instruction
-// sets) and includes this file. Both implementations give equal bits: all operations are single
-// IEEE operations (fma included), and reduce8 is the same tree.
+// defines HEADRACE_ISA_NS (`scalar` or `avx2`: a namespace of its own, so that no symbol is shared
+// between instruction sets) and, for AVX2, HEADRACE_V8_AVX2, and includes this file. Both
+// implementations give equal bits (NaN payloads aside): all operations are single IEEE operations
+// (fma included), and reduce8 is the same tree.
+//
+// Types: V8 eight floats, I8 eight int32, M8 a mask per lane, D8 eight doubles. Operations:
+//   zero8 splat load load_part store store_part       load_part fills the missing lanes
+//   add sub mul div sqrt fma(a, b, c) = a*b + c       fma rounds once
+//   max min                                           a > b ? a : b, a < b ? a : b, as x86
+//   neg abs copysign round                            round: to nearest even
+//   lt gt ge eq is_nan first_lanes any bits both         masks; bits: lane i in bit i
+//   select(m, a, b) = m ? a : b, keep(m, a) = m ? a : +0
+//   as_int as_float add shift_left to_int to_float    to_int: nearest even, INT_MIN out of range
+//   load_f16 store_f16                                eight halves; exact, and nearest even
+//   zip unzip                                         a0 b0 a1 b1 ... <-> a0 a1 ..., b0 b1 ...
+//   reduce8 = ((0+4)+(2+6))+((1+5)+(3+7)), reduce8_max by the same tree
+//   widen(V8) -> D8, add(D8, D8), reduce8(D8), zero_d8
 #pragma once
 
 #if defined(HEADRACE_V8_AVX2)
