@@ -28,8 +28,9 @@ class RestartPolicy:
     """How a worker is watched and restarted. Times in seconds.
 
     A worker without news for `stall_s` is killed. The n-th restart in a row waits
-    `backoff_s * 2^(n-1)`, at most `backoff_max_s`; after `max_failures` in a row the circuit is open
-    and one trial is made every `open_s`. A worker that lived for `healthy_s` starts the count anew.
+    `backoff_s * 2^(n-1)`, at most `backoff_max_s`; after `max_failures` in a row the circuit is
+    open and one trial is made every `open_s`. A worker that lived for `healthy_s` starts the count
+    anew.
     """
 
     stall_s: float = 60.0
@@ -66,7 +67,7 @@ class HttpLimits:
 class ServeConfig:
     """Everything `serve` needs. Sizes in bytes, times in seconds.
 
-    `served_model_name`: ids for the first model instead of its own name, the first one is canonical.
+    `served_model_name`: ids for the first model instead of its own name, the first is canonical.
     `kv_cache_memory` None: a quarter of the free memory, at most 2 GiB, shared by all models.
     `app`: import string of the function that makes the ASGI application of a gateway, so that the
     gateway names no dialect.

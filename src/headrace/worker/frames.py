@@ -1,14 +1,16 @@
 """Frames between gateway and worker: typed, versioned MessagePack, one struct per message.
 
 Contract
-- A frame is an array-like tagged msgspec struct. Every ZeroMQ message is one batch, a list of frames of
-  at most MAX_FRAME_BYTES: the news of one engine step travel together, so that a step costs one send.
-  A batch that does not decode is dropped and logged, never an end of the process.
+- A frame is an array-like tagged msgspec struct. Every ZeroMQ message is one batch, a list of
+  frames of at most MAX_FRAME_BYTES: the news of one engine step travel together, so that a step
+  costs one send. A batch that does not decode is dropped and logged, never an end of the process.
 - The gateway binds, the worker connects. The first frame of a worker is `Hello` (protocol version,
   then `Ready` once it is servable or `LoadFailed`).
-- For each `Submit` exactly one of `Finished` (all choices ended) or `Failed` follows, unless a `Cancel`
-  overtakes it; after a `Cancel` at most two steps' deltas may still arrive and are to be ignored.
-- `Progress` is sent at least once per step and at least once a second while idle; it feeds the watchdog and metrics.
+- For each `Submit` exactly one of `Finished` (all choices ended) or `Failed` follows, unless a
+  `Cancel` overtakes it; after a `Cancel` at most two steps' deltas may still arrive and are to be
+  ignored.
+- `Progress` is sent at least once per step and at least once a second while idle; it feeds the
+  watchdog and metrics.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ class _Frame(msgspec.Struct, array_like=True, tag=True, frozen=True, kw_only=Tru
     pass
 
 
-class Submit(_Frame):
+class Submit(_Frame, frozen=True):
     """Gateway -> worker: run a request. `prompt_ids` were validated against the vocabulary."""
 
     request_id: str
@@ -38,24 +40,24 @@ class Submit(_Frame):
     deadline_s: float | None = None
 
 
-class Cancel(_Frame):
+class Cancel(_Frame, frozen=True):
     """Gateway -> worker: free everything of this request within two steps."""
 
     request_id: str
 
 
-class Drain(_Frame):
+class Drain(_Frame, frozen=True):
     """Gateway -> worker: finish what runs, then exit with status 0."""
 
 
-class Hello(_Frame):
+class Hello(_Frame, frozen=True):
     """Worker -> gateway: the process runs; loading begins."""
 
     version: int
     pid: int
 
 
-class Ready(_Frame):
+class Ready(_Frame, frozen=True):
     """Worker -> gateway: servable. Sizes in tokens and bytes."""
 
     model_name: str
@@ -73,7 +75,7 @@ class Ready(_Frame):
     threads: int
 
 
-class LoadFailed(_Frame):
+class LoadFailed(_Frame, frozen=True):
     """Worker -> gateway: one sentence for the user; the worker exits with status 1."""
 
     message: str
@@ -89,10 +91,11 @@ class TokenLogprob(msgspec.Struct, array_like=True, frozen=True):
     top: list[tuple[int, str, bytes, float]]
 
 
-class Delta(_Frame):
-    """Worker -> gateway: news of one choice. `finish_reason`: None, "stop" or "length"; when set this
-    is the choice's last delta. `stop_reason`: the stop string or id that ended it, if any.
-    `text` is whole characters, never a byte of a stop string; `token_ids` may arrive before their text."""
+class Delta(_Frame, frozen=True):
+    """Worker -> gateway: news of one choice. `finish_reason`: None, "stop" or "length"; when set
+    this is the choice's last delta. `stop_reason`: the stop string or id that ended it, if any.
+    `text` is whole characters, never a byte of a stop string; `token_ids` may arrive before their
+    text."""
 
     request_id: str
     choice: int
@@ -105,7 +108,7 @@ class Delta(_Frame):
     num_output: int = 0
 
 
-class PromptLogprobs(_Frame):
+class PromptLogprobs(_Frame, frozen=True):
     """Worker -> gateway: logprobs of prompt positions `start`..; position 0 has none (None)."""
 
     request_id: str
@@ -121,7 +124,7 @@ class Timings(msgspec.Struct, array_like=True, frozen=True):
     decode_s: float
 
 
-class Finished(_Frame):
+class Finished(_Frame, frozen=True):
     """Worker -> gateway: all choices of the request ended. `seeds`: the seed of each choice."""
 
     request_id: str
@@ -133,7 +136,7 @@ class Finished(_Frame):
     timings: Timings
 
 
-class Failed(_Frame):
+class Failed(_Frame, frozen=True):
     """Worker -> gateway: the request failed; nothing more follows for it."""
 
     request_id: str
@@ -144,7 +147,7 @@ class Failed(_Frame):
     retry_after_s: float | None = None
 
 
-class Progress(_Frame):
+class Progress(_Frame, frozen=True):
     """Worker -> gateway: a heartbeat with the state of the engine after a step."""
 
     num_running: int
