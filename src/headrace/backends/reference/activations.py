@@ -1,0 +1,36 @@
+"""How the CPU backend rounds activations before a product with quantized weights (emulation)."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.weights.base import DType
+
+Floats = npt.NDArray[np.float32]
+
+GROUP_LEN = 32
+# Largest quant of an activation by weight type: 8-bit integers against 4 to 6 bit weights, 16-bit
+# against 8 bits; 16-bit and float weights take the activation as it is.
+_PEAKS = {
+    DType.Q4_0: 127,
+    DType.Q4_1: 127,
+    DType.Q4_K: 127,
+    DType.Q5_0: 127,
+    DType.Q5_1: 127,
+    DType.Q5_K: 127,
+    DType.Q6_K: 127,
+    DType.Q8_0: 32767,
+}
+
+
+def round_activations(x: Floats, dtype: DType) -> Floats:
+    """`x` [rows, k] as the kernel for weights of `dtype` sees it: scale * quant per group of 32."""
+    peak = _PEAKS.get(dtype)
+    if peak is None:
+        return x
+    groups = x.astype(np.float32).reshape(len(x), -1, GROUP_LEN)
+    scale = np.abs(groups).max(axis=2, keepdims=True) / np.float32(peak)
+    inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale > 0)
+    rounded: Floats = np.rint(groups * inverse) * scale
+    return rounded.reshape(x.shape)
