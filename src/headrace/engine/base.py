@@ -1,5 +1,6 @@
-"""The engine's seam: requests in, deltas out, one step at a time. Single-threaded, no clock of its own
-beyond timings, no I/O; the worker and the offline `LLM` both drive it.
+"""The engine's seam: requests in, deltas out, one step at a time.
+
+Single-threaded, no I/O, no clock beyond timings; the worker and the offline `LLM` both drive it.
 
 Contract
 - `add` validates, queues, and raises RequestError / OverloadedError without side effects otherwise.

@@ -1,4 +1,4 @@
-"""The engine: owns requests and blocks, and turns scheduler decisions into steps and steps into events."""
+"""The engine: owns requests and blocks, turns decisions into steps and steps into events."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ _MASK64 = (1 << 64) - 1
 class Engine:
     """Implements engine.base.EngineAPI over one backend. See the contract there.
 
-    Owns every SequenceTables; `running` in order of admission, `waiting` in the order of arrival with
-    preempted sequences in front.
+    Owns every SequenceTables; `running` is in order of admission, `waiting` in order of arrival
+    with preempted sequences in front.
     """
 
     def __init__(
@@ -310,8 +310,8 @@ class Engine:
         return seq
 
     def _settle(self, seq: SequenceState) -> None:
-        """After all samples of a step: free what finished (a finished choice lends its blocks to forks
-        until here), end the request with its last choice, free blocks behind windows."""
+        """After all samples of a step: free what finished (a finished choice lends its blocks to
+        forks until here), end the request with its last choice, free blocks behind windows."""
         request = seq.request
         if seq.status is Status.RUNNING and seq.computed == len(seq.tokens):
             self._finish_prompt_only(seq)
@@ -388,7 +388,7 @@ class Engine:
         return stats
 
     def check(self) -> None:
-        """Law 3: every block is held by exactly the tables of live sequences. AssertionError if not."""
+        """Law 3: blocks are held by exactly the tables of live sequences, or AssertionError."""
         self.pool.check()
         counts: dict[int, int] = {}
         for seq in itertools.chain(self._running.values(), self._waiting.values()):

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from headrace.engine.base import ChoiceDelta, PromptDelta, RequestDone, RequestFailed, TokenLogprob
+from headrace.engine.base import (
+    ChoiceDelta,
+    EngineAPI,
+    PromptDelta,
+    RequestDone,
+    RequestFailed,
+    TokenLogprob,
+)
 from headrace.engine.load import LoadedEngine, LoadOptions, load_engine
 from headrace.engine.sampling import SamplingParams
 from headrace.errors import HeadraceError, RequestError
@@ -42,8 +49,8 @@ class Timings:
 
 @dataclass(slots=True)
 class Choice:
-    """One completion. `logprobs` has one entry per token id when asked for. n = 1 with `seed` gives the
-    same text."""
+    """One completion. `logprobs` has one entry per token id when asked for. n = 1 with `seed`
+    gives the same text."""
 
     index: int
     seed: int = 0
@@ -56,7 +63,7 @@ class Choice:
 
 @dataclass(slots=True)
 class Output:
-    """Result of one prompt. `text`, `token_ids`, `logprobs` and `finish_reason` are the first choice's."""
+    """Result of one prompt; `text`, `token_ids` and the like are the first choice's."""
 
     prompt_token_ids: list[int]
     choices: list[Choice]
@@ -145,6 +152,16 @@ class LLM:
     def max_model_len(self) -> int:
         return self._open.engine.max_model_len
 
+    @property
+    def has_chat_template(self) -> bool:
+        """False for a base model: it completes text, and `chat` raises."""
+        return self._open.chat_template is not None
+
+    @property
+    def engine(self) -> EngineAPI:
+        """The engine below, for a caller that adds and steps requests itself."""
+        return self._open.engine
+
     def close(self) -> None:
         """Free weights, KV and threads; a second call does nothing."""
         loaded, self._loaded = self._loaded, None
@@ -186,8 +203,10 @@ class LLM:
                 engine.abort(request_id)
         return list(outputs.values())
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StreamChunk]:
-        """Complete one prompt, yielding text as it becomes certain. Closing the iterator aborts it."""
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None
+    ) -> Generator[StreamChunk]:
+        """Complete one prompt, yielding text as it becomes certain. Closing it aborts it."""
         engine = self._open.engine
         request_id, _ = self._add(prompt, params or SamplingParams())
         try:
@@ -214,7 +233,7 @@ class LLM:
 
     def chat_stream(
         self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None
-    ) -> Iterator[StreamChunk]:
+    ) -> Generator[StreamChunk]:
         """Like chat, streamed."""
         return self.stream(self.render(messages), params)
 

@@ -99,7 +99,7 @@ def _load_backend(source: WeightSource, options: LoadOptions) -> CpuBackend:
     if needed > available:
         raise ResourceError(
             f"Model {source.name} needs about {_mib(needed)} MiB ({_mib(source.file_bytes)} MiB of "
-            f"weights, {_mib(kv_bytes)} MiB of KV cache, {_mib(RESERVE_BYTES)} MiB beside them), but "
+            f"weights, {_mib(kv_bytes)} MiB of KV cache, {_mib(RESERVE_BYTES)} MiB beside), but "
             f"{_mib(available)} MiB are available; use a smaller model or --kv-cache-memory."
         )
     program = build_program(source.config, freq_factors(source))

@@ -1,4 +1,4 @@
-"""State of a request and of its sequences (one per choice) inside the engine. Only the engine writes it."""
+"""State of a request and of its sequences (one per choice). Only the engine writes it."""
 
 from __future__ import annotations
 

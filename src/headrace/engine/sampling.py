@@ -1,4 +1,4 @@
-"""SamplingParams: what a request asks of the engine, in the API's own field names, with their limits."""
+"""SamplingParams: what a request asks of the engine, in the API's field names, with limits."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     `max_tokens` None: up to the context length. `seed` None: the engine draws one and reports it.
     `logprobs`: number of alternatives per output token (0: only the chosen one), None: none.
-    `prompt_logprobs`: the same for prompt tokens. `ignore_eos`: end-of-sequence tokens are ordinary.
-    `min_tokens`: such tokens (and stop ids) cannot be drawn before. `stop` strings never appear in the
-    text unless `include_stop_str_in_output`. `logit_bias`: token id -> [-100, 100].
+    `prompt_logprobs`: the same for prompt tokens. `ignore_eos`: end-of-sequence tokens are
+    ordinary. `min_tokens`: such tokens (and stop ids) cannot be drawn before. `stop` strings never
+    appear in the text unless `include_stop_str_in_output`. `logit_bias`: token id -> [-100, 100].
     """
 
     n: int = 1

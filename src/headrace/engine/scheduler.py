@@ -1,9 +1,9 @@
-"""The scheduler: a pure function from a snapshot of sequences and free blocks to what the next step runs.
+"""The scheduler: a pure function from a snapshot to what the next step runs.
 
-Policy: decodes first, then prefill chunks of running sequences, then admissions in arrival order, all
-under one token budget. When blocks run out the most recently admitted sequence is preempted (its
-KV is recomputed later), so the oldest always advances and nothing ping-pongs: a preempted sequence
-is admitted again only when all it needs is free.
+Policy: decodes first, then prefill chunks of running sequences, then admissions in arrival order,
+all under one token budget. When blocks run out, the most recently admitted sequence is preempted
+(its KV is recomputed later), so the oldest always advances and nothing ping-pongs: a preempted
+sequence is admitted again only when all it needs is free.
 """
 
 from __future__ import annotations
@@ -90,11 +90,13 @@ class _Budget:
 
 
 def schedule(layout: KVLayout, view: SchedulerView) -> Decision:
-    """See the module docstring. Guarantees, for every view:
+    """Decide one step by the policy above.
+
+    For every view:
 
     - sum of rows <= max_step_tokens and every row's blocks fit into the free blocks plus those of
       the preempted;
-    - if anything runs or waits and the pool could hold the first of them alone, at least one row runs.
+    - if anything runs or waits and the pool could hold the first alone, at least one row runs.
     """
     decision = Decision()
     budget = _Budget(layout, view.max_step_tokens, view.num_free_blocks)

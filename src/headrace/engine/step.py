@@ -22,7 +22,7 @@ class WantedEntry:
 
 @dataclass(slots=True)
 class BuiltStep:
-    """A plan, the rows of each sequence, what each wanted row is for, and the copies of each sequence."""
+    """A plan, the rows and copies of each sequence, and what each wanted row is for."""
 
     plan: StepPlan
     rows: list[tuple[SequenceState, int]]

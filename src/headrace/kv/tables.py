@@ -1,4 +1,4 @@
-"""SequenceTables: the block tables of one sequence, one per layer group, over absolute positions."""
+"""SequenceTables: the block tables of one sequence, one per layer group."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def blocks_to_hold(layout: KVLayout, length: int, chunk: int) -> int:
 
 
 def longest_that_fits(layout: KVLayout, num_blocks: int, chunk: int) -> int:
-    """Longest sequence (in positions, a multiple of the block length) that a pool can hold alone."""
+    """Longest sequence (positions, a multiple of the block length) that a pool holds alone."""
     low, high = 0, num_blocks
     while low < high:
         middle = (low + high + 1) // 2
