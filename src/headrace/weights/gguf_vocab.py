@@ -10,7 +10,7 @@ from headrace.weights.gguf_metadata import Metadata
 _CONTROL = 3
 # Control tokens that end a turn, whatever the file's eos key says (llama.cpp's llama-vocab.cpp):
 # many files name only one of the two ends of their model.
-_END_OF_TURN = frozenset(
+END_OF_TURN = frozenset(
     {
         b"<|im_end|>",
         b"<|endoftext|>",
@@ -90,5 +90,5 @@ def _token_id(meta: Metadata, role: str, num_tokens: int) -> int | None:
 def _eos_ids(meta: Metadata, tokens: list[bytes], types: list[int]) -> tuple[int, ...]:
     keys = (_token_id(meta, role, len(tokens)) for role in ("eos", "eot", "eom"))
     ids = {token_id for token_id in keys if token_id is not None}
-    ids |= {i for i, kind in enumerate(types) if kind == _CONTROL and tokens[i] in _END_OF_TURN}
+    ids |= {i for i, kind in enumerate(types) if kind == _CONTROL and tokens[i] in END_OF_TURN}
     return tuple(sorted(ids))
