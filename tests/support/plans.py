@@ -34,6 +34,10 @@ class PlanMaker:
         self._free = list(range(self.num_blocks))
         random.Random(self.seed).shuffle(self._free)
 
+    def block(self) -> int:
+        """A block that nothing uses."""
+        return self._free.pop()
+
     def sequence(self) -> TestSequence:
         return TestSequence([[] for _ in self.layout.groups])
 
@@ -61,7 +65,7 @@ class PlanMaker:
             plan.seq_starts.append(len(plan.tokens))
             for group, table in enumerate(sequence.tables):
                 while len(table) * BLOCK_LEN < end:
-                    table.append(self._free.pop())
+                    table.append(self.block())
                 plan.table_starts[group].append(len(plan.tables[group]))
                 plan.tables[group].extend(table)
             sequence.num_planned = end

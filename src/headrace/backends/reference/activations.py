@@ -29,7 +29,7 @@ def round_activations(x: Floats, dtype: DType) -> Floats:
     peak = _PEAKS.get(dtype)
     if peak is None:
         return x
-    groups = x.astype(np.float32).reshape(len(x), -1, GROUP_LEN)
+    groups = x.astype(np.float32).reshape(len(x), x.shape[1] // GROUP_LEN, GROUP_LEN)
     scale = np.abs(groups).max(axis=2, keepdims=True) / np.float32(peak)
     inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale > 0)
     rounded: Floats = np.rint(groups * inverse) * scale

@@ -166,7 +166,7 @@ class ReferenceBackend:
     def close(self) -> None:
         """Forget weights and KV; the source stays the caller's."""
         self._weights.clear()
-        self.arena.memory = np.empty((0, 0, 0, 2, 0), self._numerics.kv)
+        self.arena.memory = self.arena.memory[:, :0]
 
     def _run(self, plan: StepPlan) -> dict[str, Array]:
         buffers: dict[str, Array] = {}
@@ -221,11 +221,11 @@ class ReferenceBackend:
         columns = slice(op.column, op.column + op.num_heads * op.head_dim)
         heads = buf[:, columns].reshape(len(buf), op.num_heads, op.head_dim)
         normed = ops.rms_norm(heads, self._weight(op.weight), op.eps)
-        buf[:, columns] = normed.reshape(len(buf), -1)
+        buf[:, columns] = normed.reshape(len(buf), op.num_heads * op.head_dim)
 
     def _rope_write(self, op: RopeWrite, step: Step) -> None:
         buf = step.buffers[op.buf]
-        heads = buf.reshape(len(buf), -1, op.head_dim)
+        heads = buf.reshape(len(buf), buf.shape[1] // op.head_dim, op.head_dim)
         num_rotated = op.num_heads + op.num_kv_heads
         rope = self.program.ropes[op.rope]
         heads[:, :num_rotated] = ops.rotate(heads[:, :num_rotated], step.positions, rope)
@@ -235,7 +235,8 @@ class ReferenceBackend:
             self.arena.write(slot, table, step.positions[rows], k, v)
 
     def _attend(self, op: Attend, step: Step) -> Array:
-        qkv = step.buffers[op.src].reshape(len(step.tokens), -1, op.head_dim)
+        num_heads = op.num_heads + 2 * op.num_kv_heads
+        qkv = step.buffers[op.src].reshape(len(step.tokens), num_heads, op.head_dim)
         group, slot = self._layout.place(op.layer)
         out = np.empty((len(qkv), op.num_heads, op.head_dim), qkv.dtype)
         for rows, table in step.sequences(group):
@@ -254,4 +255,4 @@ class ReferenceBackend:
                 op.scale,
                 op.softcap,
             )
-        return out.reshape(len(qkv), -1)
+        return out.reshape(len(qkv), op.num_heads * op.head_dim)
