@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
+
+import numpy as np
 
 from headrace.models.config import ModelConfig, RopeConfig
 from headrace.weights.base import TensorInfo, TokenizerSpec
@@ -59,12 +62,12 @@ def model_config(shape: Shape, *, gguf: bool) -> ModelConfig:
         ffn_dim=shape.ffn_dim,
         vocab_size=shape.vocab_size,
         max_model_len=shape.max_model_len,
-        norm_eps=shape.norm_eps,
+        norm_eps=float(np.float32(shape.norm_eps)) if gguf else shape.norm_eps,
         rope=_rope(shape, gguf=gguf),
         rope_local=RopeConfig(10000.0, dim, interleaved=False) if gemma else None,
-        attn_scale=dim**-0.5,
+        attn_scale=1 / math.sqrt(dim),
         activation="gelu_tanh" if gemma else "silu",
-        embed_scale=shape.hidden_dim**0.5 if gemma else 1.0,
+        embed_scale=math.sqrt(shape.hidden_dim) if gemma else 1.0,
         layer_is_window=is_window,
         window=shape.window if gemma else 0,
         qkv_bias=shape.family == "qwen2",

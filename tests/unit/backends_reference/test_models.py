@@ -12,11 +12,12 @@ import pytest
 from headrace.backends.base import SamplingSpec, StepPlan, WantedRow
 from headrace.backends.reference import EXACT, EXACT64, LOGITS, Numerics, ReferenceBackend
 from headrace.models.program import Add, Linear
-from headrace.weights.base import DType
+from headrace.weights.base import DType, WeightSource
+from headrace.weights.open import open_source
 from tests.golden.cases import CASES, GOLDEN_FILE, PROMPT_LEN, Case
 from tests.support.make_model import make_gguf, make_hf
 from tests.support.plans import PlanMaker
-from tests.support.sources import MemorySource, memory_source
+from tests.support.sources import memory_source
 
 Floats = npt.NDArray[np.float32]
 BY_CASE = pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
@@ -28,15 +29,15 @@ def golden() -> dict[str, Floats]:
         return {name: file[name] for name in file.files}
 
 
-def _hf_source(case: Case, folder: Path) -> MemorySource:
-    return memory_source(make_hf(folder, dtype=DType.F32, **case.arguments))
+def _hf_source(case: Case, folder: Path) -> WeightSource:
+    return open_source(make_hf(folder, dtype=DType.F32, **case.arguments).path)
 
 
-def _gguf_source(case: Case, folder: Path) -> MemorySource:
-    return memory_source(make_gguf(folder / "m.gguf", dtype=DType.F32, **case.arguments))
+def _gguf_source(case: Case, folder: Path) -> WeightSource:
+    return open_source(make_gguf(folder / "m.gguf", dtype=DType.F32, **case.arguments).path)
 
 
-def _backend(source: MemorySource, numerics: Numerics = EXACT) -> ReferenceBackend:
+def _backend(source: WeightSource, numerics: Numerics = EXACT) -> ReferenceBackend:
     return ReferenceBackend(source, num_blocks=64, numerics=numerics)
 
 
@@ -93,3 +94,16 @@ def test_float64_is_nearer_still(case: Case, golden: dict[str, Floats], tmp_path
     logits = backend.logits(_whole_prompt(backend, case))
     assert logits.dtype == np.float64
     assert _worst(logits.astype(np.float32), golden[f"{case.name}/logits"]) < 2e-6
+
+
+@BY_CASE
+def test_a_source_in_memory_presents_the_same_model(case: Case, tmp_path: Path) -> None:
+    for made in (
+        make_hf(tmp_path / "hf", dtype=DType.F32, **case.arguments),
+        make_gguf(tmp_path / "m.gguf", dtype=DType.F32, **case.arguments),
+    ):
+        held, opened = memory_source(made), open_source(made.path)
+        assert held.config == opened.config
+        assert held.tensors == dict(opened.tensors)
+        assert all(held.data(name) == opened.data(name) for name in opened.tensors)
+        opened.close()

@@ -10,6 +10,7 @@ from headrace.weights.base import DType
 Floats = npt.NDArray[np.float32]
 
 GROUP_LEN = 32
+SMALLEST = np.float32(2.0**-100)  # a group below it is zero
 # Largest quant of an activation by weight type: 8-bit integers against 4 to 6 bit weights, 16-bit
 # against 8 bits; 16-bit and float weights take the activation as it is.
 _PEAKS = {
@@ -30,7 +31,9 @@ def round_activations(x: Floats, dtype: DType) -> Floats:
     if peak is None:
         return x
     groups = x.astype(np.float32).reshape(len(x), x.shape[1] // GROUP_LEN, GROUP_LEN)
-    scale = np.abs(groups).max(axis=2, keepdims=True) / np.float32(peak)
-    inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale > 0)
-    rounded: Floats = np.rint(groups * inverse) * scale
+    largest = np.abs(groups).max(axis=2, keepdims=True)
+    is_zero = largest < SMALLEST
+    inverse = np.float32(peak) / np.where(is_zero, np.float32(1), largest)
+    quants = np.where(is_zero, np.float32(0), np.rint(groups * inverse))
+    rounded: Floats = quants * (largest / np.float32(peak))
     return rounded.reshape(x.shape)
