@@ -1,0 +1,26 @@
+// The loop over activation rows; included once per instruction set, after its quantize(x, group).
+namespace headrace::HEADRACE_ISA_NS {
+namespace {
+
+template <class Group>
+void quantize_row(const float* x, int32_t k, uint8_t* dst) {
+  for (int32_t i = 0; i < k; i += kGroupLen, dst += sizeof(Group)) {
+    quantize(x + i, *reinterpret_cast<Group*>(dst));
+  }
+}
+
+}  // namespace
+
+void quantize_rows(ActKind kind, const float* x, int64_t ldx, int32_t rows, int32_t k,
+                   uint8_t* dst) {
+  const size_t used = act_used_bytes(kind, k);
+  const size_t row_bytes = act_row_bytes(kind, k);
+  for (int32_t r = 0; r < rows; ++r, x += ldx, dst += row_bytes) {
+    if (kind == ActKind::a8) quantize_row<A8Group>(x, k, dst);
+    if (kind == ActKind::a16) quantize_row<A16Group>(x, k, dst);
+    if (kind == ActKind::f32) std::memcpy(dst, x, used);
+    std::memset(dst + used, 0, row_bytes - used);
+  }
+}
+
+}  // namespace headrace::HEADRACE_ISA_NS
