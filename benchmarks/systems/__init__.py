@@ -1,0 +1,1 @@
+"""Systems under test: each is a process that answers measurement commands as JSON lines."""

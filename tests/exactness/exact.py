@@ -1,0 +1,177 @@
+"""The exactness suite: one reference run per request, and every mechanism against it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headrace.backends.cpu import CpuBackend
+
+from headrace.backends.base import StepPlan, StepResult
+from headrace.backends.layout import KVLayout
+from headrace.engine.base import EngineConfig
+from headrace.engine.engine import Engine
+from headrace.engine.load import freq_factors
+from headrace.engine.sampling import SamplingParams
+from headrace.models.registry import build_program
+from headrace.text.base import Tokenizer
+from headrace.text.tokenizer import load_tokenizer
+from headrace.weights.open import open_source
+from tests.support.engine_runs import Recorder, RequestRecord
+
+MAX_STEP_ROWS = 512
+KV_BYTES = 96 << 20
+
+FACTORS: Mapping[str, tuple[object, ...]] = {
+    "sampling": ("greedy", "sampled", "filtered", "penalized"),
+    "batch": ("alone", "crowd"),
+    "chunk": (512, 64, 7),
+    "pool": ("large", "tiny"),
+    "threads": (1, 2, 3),
+    "isa": ("avx2", "scalar"),
+}
+
+_SAMPLING: Mapping[str, dict[str, object]] = {
+    "greedy": {"temperature": 0.0},
+    "sampled": {"temperature": 1.0},
+    "filtered": {"temperature": 0.8, "top_k": 50, "top_p": 0.9, "min_p": 0.02},
+    "penalized": {
+        "temperature": 1.1,
+        "repetition_penalty": 1.2,
+        "presence_penalty": 0.4,
+        "frequency_penalty": 0.3,
+        "logit_bias": {11: 2.0, 12: -3.0},
+    },
+}
+
+
+@dataclass
+class SmallerPool:
+    """A backend that admits to fewer blocks, so that the engine must preempt."""
+
+    backend: CpuBackend
+    num_blocks: int
+
+    @property
+    def layout(self) -> KVLayout:
+        return self.backend.layout
+
+    @property
+    def numerics_id(self) -> str:
+        return self.backend.numerics_id
+
+    @property
+    def max_step_rows(self) -> int:
+        return self.backend.max_step_rows
+
+    def submit(self, plan: StepPlan) -> object:
+        return self.backend.submit(plan)
+
+    def collect(self, handle: object) -> StepResult:
+        return self.backend.collect(handle)
+
+    def hidden_states(self, plan: StepPlan, buffers: object) -> dict[str, list[list[float]]]:
+        return {}
+
+    def close(self) -> None:
+        self.backend.close()
+
+
+class ExactModel:
+    """One model file, its backends by (table, threads), and the reference results."""
+
+    def __init__(self, path: Path, *, prompt_len: int, num_output: int) -> None:
+        self.path = path
+        self.prompt_len = prompt_len
+        self.num_output = num_output
+        self._backends: dict[tuple[str, int], CpuBackend] = {}
+        self._references: dict[tuple[str, int], RequestRecord] = {}
+        with open_source(path) as source:
+            self.context_len = source.config.max_model_len
+            self.tokenizer: Tokenizer = load_tokenizer(source.tokenizer, source.config.vocab_size)
+
+    def close(self) -> None:
+        for backend in self._backends.values():
+            backend.close()
+
+    def backend(self, isa: str, threads: int) -> CpuBackend:
+        key = (isa, threads)
+        if key not in self._backends:
+            with open_source(self.path) as source:
+                program = build_program(source.config, freq_factors(source))
+                self._backends[key] = CpuBackend.load(
+                    source,
+                    program,
+                    kv_bytes=KV_BYTES,
+                    threads=threads,
+                    max_step_rows=MAX_STEP_ROWS,
+                    isa=isa,
+                )
+        return self._backends[key]
+
+    def prompt(self, index: int) -> list[int]:
+        """A prompt of ordinary ids; its length differs by index and crosses blocks and splits."""
+        rng = random.Random(index)
+        length = self.prompt_len + (0, 1, -1, 16, -9)[index % 5]
+        first = [self.tokenizer.bos_id] if self.tokenizer.bos_id is not None else []
+        return first + [rng.randrange(300, 30000) for _ in range(length)]
+
+    def params(self, sampling: str, index: int, **more: object) -> SamplingParams:
+        fields: dict[str, Any] = {
+            "max_tokens": self.num_output,
+            "seed": 1000 + index,
+            "logprobs": 3,
+            "ignore_eos": True,
+            **_SAMPLING[sampling],
+            **more,
+        }
+        return SamplingParams(**fields)
+
+    def reference(self, sampling: str, index: int) -> RequestRecord:
+        """The request alone, in one chunk, on two threads with the fastest table."""
+        key = (sampling, index)
+        if key not in self._references:
+            engine = self.engine(self.backend("avx2", 2), chunk=MAX_STEP_ROWS)
+            self._references[key] = run_together(engine, self, sampling, [index])[index]
+        return self._references[key]
+
+    def engine(self, backend: CpuBackend, *, chunk: int, num_blocks: int | None = None) -> Engine:
+        used = backend if num_blocks is None else SmallerPool(backend, num_blocks)
+        config = EngineConfig(max_num_seqs=min(16, chunk), max_step_tokens=chunk)
+        return Engine(used, self.tokenizer, self.context_len, config)
+
+    def tiny_pool(self, backend: CpuBackend, num_requests: int) -> int:
+        """Blocks for about half of what the requests need together, and enough for each alone."""
+        groups = len(backend.layout.groups)
+        one = (self.prompt_len + 16 + self.num_output) // 16 + 2
+        return groups * max(one, one * num_requests * 6 // 10)
+
+
+def run_together(
+    engine: Engine, model: ExactModel, sampling: str, indexes: list[int]
+) -> dict[int, RequestRecord]:
+    """All requests at once; the pool must be whole afterwards."""
+    recorder = Recorder()
+    for index in indexes:
+        engine.add(str(index), model.prompt(index), model.params(sampling, index))
+    while engine.has_work():
+        recorder.take(engine.step())
+    engine.check()
+    return {index: recorder.requests[str(index)] for index in indexes}
+
+
+def run_row(model: ExactModel, row: Mapping[str, object]) -> tuple[dict[int, RequestRecord], int]:
+    """The requests of one combination of mechanisms, and how often the engine preempted."""
+    threads, chunk, sampling = row["threads"], row["chunk"], row["sampling"]
+    assert isinstance(threads, int)
+    assert isinstance(chunk, int)
+    assert isinstance(sampling, str)
+    backend = model.backend(str(row["isa"]), threads)
+    indexes = [0] if row["batch"] == "alone" else [0, 1, 2, 3, 4]
+    num_blocks = model.tiny_pool(backend, len(indexes)) if row["pool"] == "tiny" else None
+    engine = model.engine(backend, chunk=chunk, num_blocks=num_blocks)
+    results = run_together(engine, model, sampling, indexes)
+    return results, engine.stats.num_preemptions

@@ -1,0 +1,44 @@
+"""Pairwise cover of a product of factors: every pair of levels occurs in some row."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Mapping, Sequence
+
+Row = dict[str, object]
+
+
+def full_product(factors: Mapping[str, Sequence[object]]) -> list[Row]:
+    """Every combination."""
+    names = list(factors)
+    return [dict(zip(names, c, strict=True)) for c in itertools.product(*factors.values())]
+
+
+def pairwise_cover(factors: Mapping[str, Sequence[object]], seed: int = 0) -> list[Row]:
+    """Few rows in which every pair of levels of two factors occurs (greedy, seeded)."""
+    names, rng = list(factors), random.Random(seed)
+    open_pairs = {
+        (a, x, b, y)
+        for a, b in itertools.combinations(names, 2)
+        for x in range(len(factors[a]))
+        for y in range(len(factors[b]))
+    }
+    rows: list[Row] = []
+    while open_pairs:
+        best: dict[str, int] = {}
+        best_gain = -1
+        for _ in range(60):
+            row = {n: rng.randrange(len(factors[n])) for n in names}
+            a, x, b, y = rng.choice(sorted(open_pairs))
+            row[a], row[b] = x, y
+            gain = len(_pairs(row, names) & open_pairs)
+            if gain > best_gain:
+                best, best_gain = row, gain
+        open_pairs -= _pairs(best, names)
+        rows.append({n: factors[n][best[n]] for n in names})
+    return rows
+
+
+def _pairs(row: Mapping[str, int], names: Sequence[str]) -> set[tuple[str, int, str, int]]:
+    return {(a, row[a], b, row[b]) for a, b in itertools.combinations(names, 2)}

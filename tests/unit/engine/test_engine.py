@@ -1,0 +1,210 @@
+"""The engine over the fake model: each request gets what it gets alone, every block comes back."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.engine.sampling import SamplingParams, mix64
+from headrace.errors import OverloadedError, RequestError
+from tests.support.engine_runs import Recorder, fake_engine, run_alone
+
+WINDOWS = [(0,), (0, 20), (0, 20, 20, 20)]
+
+
+def _random_params(rng: random.Random) -> SamplingParams:
+    return SamplingParams(
+        n=rng.choice([1, 1, 1, 2, 3]),
+        max_tokens=rng.choice([0, 1, 2, 5, 17, 40]),
+        min_tokens=rng.choice([0, 0, 3]),
+        seed=rng.randrange(1 << 40),
+        stop=tuple(rng.choice([[], [], ["a"], ["bc", "q"]])),
+        stop_token_ids=tuple(rng.choice([[], [], [5, 9]])),
+        ignore_eos=rng.random() < 0.3,
+        frequency_penalty=rng.choice([0.0, 0.5]),
+        logprobs=rng.choice([None, 0, 2]),
+        prompt_logprobs=rng.choice([None, None, 1]),
+        include_stop_str_in_output=rng.random() < 0.3,
+    )
+
+
+def _random_prompt(rng: random.Random, longest: int) -> list[int]:
+    return [rng.randrange(2, 64) for _ in range(rng.choice([1, 2, 15, 16, 17, 31, longest]))]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    windows=st.sampled_from(WINDOWS),
+    num_blocks=st.integers(8, 40),
+    chunk=st.sampled_from([1, 5, 16, 32]),
+    max_num_seqs=st.sampled_from([3, 8]),
+)
+def test_random_loads_change_no_output_and_lose_no_block(
+    seed: int, windows: tuple[int, ...], num_blocks: int, chunk: int, max_num_seqs: int
+) -> None:
+    rng = random.Random(seed)
+    engine = fake_engine(
+        num_blocks * len(windows),
+        windows,
+        max_num_seqs=max_num_seqs,
+        max_step_tokens=max(chunk, max_num_seqs),
+    )
+    recorder, asked = Recorder(), {}
+    aborted: set[str] = set()
+    for step in range(250):
+        if rng.random() < 0.3 and step < 120:
+            name = f"r{step}"
+            prompt = _random_prompt(rng, 45)
+            params = _random_params(rng)
+            try:
+                engine.add(name, prompt, params)
+                asked[name] = (prompt, params)
+            except RequestError:
+                assert len(prompt) + (params.max_tokens or 0) > engine.max_model_len
+        if rng.random() < 0.05 and asked:
+            name = rng.choice(list(asked))
+            engine.abort(name)
+            aborted.add(name)
+        if engine.has_work():
+            events = [e for e in engine.step() if e.request_id not in aborted]
+            recorder.take(events)
+            engine.check()
+    for _ in range(5000):
+        if not engine.has_work():
+            break
+        recorder.take(e for e in engine.step() if e.request_id not in aborted)
+        engine.check()
+    assert not engine.has_work()
+    assert engine.pool.num_free == engine.pool.num_blocks
+    for name, (prompt, params) in asked.items():
+        if name not in aborted:
+            assert recorder.requests[name] == run_alone(prompt, params, windows), name
+
+
+def test_a_small_pool_preempts_and_the_output_stays() -> None:
+    params = SamplingParams(max_tokens=60, seed=3, ignore_eos=True, logprobs=1)
+    engine = fake_engine(10, max_num_seqs=4)
+    prompts = [[10 + i] * 20 for i in range(4)]
+    for i, prompt in enumerate(prompts):
+        engine.add(f"r{i}", prompt, params)
+    recorder = Recorder()
+    while engine.has_work():
+        recorder.take(engine.step())
+        engine.check()
+    assert recorder.num_preemptions > 0
+    for i, prompt in enumerate(prompts):
+        assert recorder.requests[f"r{i}"] == run_alone(prompt, params)
+
+
+@pytest.mark.parametrize("prompt_len", [1, 15, 16, 17, 32])
+def test_choices_equal_their_seeds_alone(prompt_len: int) -> None:
+    prompt = list(range(2, 2 + prompt_len))
+    params = SamplingParams(n=4, max_tokens=30, seed=77)
+    together = run_alone(prompt, params)
+    assert together.seeds == [mix64(77, i) for i in range(4)]
+    for i, seed in enumerate(together.seeds):
+        alone = run_alone(prompt, SamplingParams(max_tokens=30, seed=seed))
+        assert alone.choices[0] == together.choices[i]
+
+
+def test_a_shared_prompt_is_computed_once_for_all_choices() -> None:
+    engine = fake_engine(64, max_num_seqs=8)
+    engine.add("r", list(range(2, 34)), SamplingParams(n=4, max_tokens=3, seed=1, ignore_eos=True))
+    while engine.has_work():
+        engine.step()
+    # 32 prompt rows once, then two decode rows for each choice (the first token needs no row).
+    assert engine.backend.num_rows == 32 + 4 * 2  # type: ignore[attr-defined]  # the fake counts
+
+
+def test_prompt_logprobs_have_one_entry_per_prompt_token() -> None:
+    for prompt_len in (1, 2, 33):
+        for max_tokens in (0, 4):
+            params = SamplingParams(max_tokens=max_tokens, seed=1, prompt_logprobs=2)
+            record = run_alone(list(range(2, 2 + prompt_len)), params)
+            assert len(record.prompt_logprobs) == prompt_len
+            assert record.prompt_logprobs[0] is None
+            assert [e.token_id for e in record.prompt_logprobs[1:] if e] == list(
+                range(3, 2 + prompt_len)
+            )
+
+
+def test_prompts_at_the_limit() -> None:
+    engine = fake_engine(64, context_len=40)
+    for length, fits in ((38, True), (39, True), (40, False), (41, False)):
+        if fits:
+            engine.add(f"r{length}", [5] * length, SamplingParams(seed=1, ignore_eos=True))
+        else:
+            with pytest.raises(RequestError, match="at most 40 tokens") as caught:
+                engine.add(f"r{length}", [5] * length, SamplingParams())
+            assert caught.value.code == "context_length_exceeded"
+    recorder = Recorder()
+    while engine.has_work():
+        recorder.take(engine.step())
+    for length in (38, 39):
+        choice = recorder.requests[f"r{length}"].choices[0]
+        assert choice.finish_reason == "length"
+        assert len(choice.token_ids) == 40 - length
+
+
+def test_a_prompt_longer_than_the_pool_is_refused_at_the_door() -> None:
+    engine = fake_engine(3, context_len=100)
+    assert engine.max_model_len == 48
+    with pytest.raises(RequestError, match="at most 48 tokens"):
+        engine.add("r", [5] * 48, SamplingParams())
+    engine.check()
+
+
+def test_the_queue_is_bounded_and_says_when_to_return() -> None:
+    engine = fake_engine(8)
+    for i in range(engine.config.max_waiting):
+        engine.add(f"r{i}", [5], SamplingParams(max_tokens=1))
+    with pytest.raises(OverloadedError, match="queue is full") as caught:
+        engine.add("more", [5], SamplingParams(max_tokens=1))
+    assert caught.value.status == 429
+    assert 1 <= caught.value.retry_after_s <= 60
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", 0),
+        ("n", 17),
+        ("temperature", -0.1),
+        ("temperature", float("nan")),
+        ("top_p", 1.1),
+        ("min_p", -1.0),
+        ("top_k", -2),
+        ("logprobs", 21),
+        ("prompt_logprobs", 21),
+        ("presence_penalty", 2.5),
+        ("frequency_penalty", float("inf")),
+        ("repetition_penalty", 0.0),
+        ("stop", ("",)),
+        ("stop", tuple("abcdefghijklmnopq")),
+        ("stop", ("x" * 257,)),
+        ("stop_token_ids", (64,)),
+        ("logit_bias", {64: 1.0}),
+        ("logit_bias", {3: 101.0}),
+        ("seed", 1 << 64),
+        ("max_tokens", -1),
+    ],
+)
+def test_each_field_out_of_range_is_named(field: str, value: Any) -> None:
+    engine = fake_engine(8)
+    with pytest.raises(RequestError) as caught:
+        engine.add("r", [5], SamplingParams(**{field: value}))
+    assert caught.value.param == field
+    assert not engine.has_work()
+
+
+def test_bad_prompts_are_refused() -> None:
+    engine = fake_engine(8)
+    for prompt in ([], [-1], [64], [5, 1 << 31]):
+        with pytest.raises(RequestError):
+            engine.add("r", prompt, SamplingParams())
+    assert not engine.has_work()
