@@ -27,13 +27,10 @@ SCRIPT_FOLDERS = {"scripts", ".ci"}
 # A package may import itself and those after it. docs/architecture.md says why.
 LAYERS = (
     "cli", "api", "gateway", "fleet", "sim", "worker", "program", "engine", "speculate", "kv",
-    "text", "models", "backends", "weights", "transport", "observe",
+    "text", "backends", "weights", "models", "transport", "observe",
 )  # fmt: skip
-# Plain values that everything may speak of, though their package lies higher.
-FREE_MODULES = {
-    "headrace.errors", "headrace.config", "headrace._native",
-    "headrace.models.config", "headrace.models.program",
-}  # fmt: skip
+# What everything may speak of.
+FREE_MODULES = {"headrace.errors", "headrace.config", "headrace._native"}
 
 # Importing one of these costs start-up time and memory that the serving path may not spend.
 HEAVY_MODULES = {"numpy", "torch", "transformers", "gguf", "pandas", "scipy"}
