@@ -1,4 +1,4 @@
-"""The seam of text: what the API and the engine need of a tokenizer, and how text leaves token by token.
+"""The seam of text: what API and engine need of a tokenizer, and how text leaves token by token.
 
 Contract
 - `Tokenizer` is immutable and safe to call from several threads; `encode` releases the GIL while it
@@ -48,8 +48,9 @@ class Tokenizer(Protocol):
         of special tokens into their ids (chat templates need it); otherwise they are plain text."""
         ...
 
-    def encode_bounded(self, text: str, limit: int, *, add_special: bool = True,
-                       parse_special: bool = True) -> list[int] | None:
+    def encode_bounded(
+        self, text: str, limit: int, *, add_special: bool = True, parse_special: bool = True
+    ) -> list[int] | None:
         """Like encode, or None as soon as it is certain that there are more than `limit` tokens;
         work and memory are bounded by `limit`, not by the text."""
         ...
@@ -59,7 +60,7 @@ class Tokenizer(Protocol):
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str: ...
 
     def token_text(self, token_id: int) -> str:
-        """How the token is shown in logprobs; `bytes:\\xNN` style never: U+FFFD for broken UTF-8."""
+        """How the token is shown in logprobs: U+FFFD for broken UTF-8, never `bytes:\\xNN`."""
         ...
 
 
@@ -94,7 +95,7 @@ class StopMatcher(Protocol):
 
 
 class ChatTemplate(Protocol):
-    """A rendered chat prompt. Raises TemplateError (a RequestError) with the template's own message."""
+    """Renders a chat prompt; raises TemplateError (a RequestError) with the template's message."""
 
     def render(
         self,
