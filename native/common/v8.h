@@ -8,6 +8,7 @@
 //
 // Types: V8 eight floats, I8 eight int32, M8 a mask per lane, D8 eight doubles. Operations:
 //   zero8 splat load load_part store store_part       load_part fills the missing lanes
+//   load_some store_some                              the first min(n, 8) lanes
 //   add sub mul div sqrt fma(a, b, c) = a*b + c       fma rounds once
 //   max min                                           a > b ? a : b, a < b ? a : b, as x86
 //   neg abs copysign round                            round: to nearest even
@@ -17,7 +18,7 @@
 //   load_f16 store_f16                                eight halves; exact, and nearest even
 //   zip unzip                                         a0 b0 a1 b1 ... <-> a0 a1 ..., b0 b1 ...
 //   reduce8 = ((0+4)+(2+6))+((1+5)+(3+7)), reduce8_max by the same tree
-//   widen(V8) -> D8, add(D8, D8), reduce8(D8), zero_d8
+//   zero_d8 splat_d8 add sub div, reduce8(D8), widen(V8) -> D8, narrow(D8) -> V8
 #pragma once
 
 #if defined(HEADRACE_V8_AVX2)
@@ -25,3 +26,22 @@
 #else
 #include "common/v8_scalar.h"
 #endif
+
+namespace headrace {
+namespace HEADRACE_ISA_NS {
+namespace {
+
+inline V8 load_some(const float* p, int64_t n, float fill = 0.0f) {
+  return n >= 8 ? load(p) : load_part(p, static_cast<int>(n), fill);
+}
+inline void store_some(float* p, V8 a, int64_t n) {
+  if (n >= 8) {
+    store(p, a);
+  } else {
+    store_part(p, a, static_cast<int>(n));
+  }
+}
+
+}  // namespace
+}  // namespace HEADRACE_ISA_NS
+}  // namespace headrace

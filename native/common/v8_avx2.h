@@ -126,7 +126,13 @@ inline D8 widen(V8 a) {
   return {_mm256_cvtps_pd(_mm256_castps256_ps128(a.v)),
           _mm256_cvtps_pd(_mm256_extractf128_ps(a.v, 1))};
 }
+inline D8 splat_d8(double x) { return {_mm256_set1_pd(x), _mm256_set1_pd(x)}; }
+inline V8 narrow(D8 a) {
+  return {_mm256_set_m128(_mm256_cvtpd_ps(a.high), _mm256_cvtpd_ps(a.low))};
+}
 inline D8 add(D8 a, D8 b) { return {_mm256_add_pd(a.low, b.low), _mm256_add_pd(a.high, b.high)}; }
+inline D8 sub(D8 a, D8 b) { return {_mm256_sub_pd(a.low, b.low), _mm256_sub_pd(a.high, b.high)}; }
+inline D8 div(D8 a, D8 b) { return {_mm256_div_pd(a.low, b.low), _mm256_div_pd(a.high, b.high)}; }
 inline double reduce8(D8 a) {
   const __m256d four = _mm256_add_pd(a.low, a.high);
   const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));

@@ -225,9 +225,29 @@ inline D8 widen(V8 a) {
   HEADRACE_LANES r.lane[i] = static_cast<double>(a.lane[i]);
   return r;
 }
+inline D8 splat_d8(double x) {
+  D8 r;
+  HEADRACE_LANES r.lane[i] = x;
+  return r;
+}
+inline V8 narrow(D8 a) {
+  V8 r;
+  HEADRACE_LANES r.lane[i] = static_cast<float>(a.lane[i]);
+  return r;
+}
 inline D8 add(D8 a, D8 b) {
   D8 r;
   HEADRACE_LANES r.lane[i] = a.lane[i] + b.lane[i];
+  return r;
+}
+inline D8 sub(D8 a, D8 b) {
+  D8 r;
+  HEADRACE_LANES r.lane[i] = a.lane[i] - b.lane[i];
+  return r;
+}
+inline D8 div(D8 a, D8 b) {
+  D8 r;
+  HEADRACE_LANES r.lane[i] = a.lane[i] / b.lane[i];
   return r;
 }
 inline double reduce8(D8 a) {

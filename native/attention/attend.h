@@ -1,0 +1,40 @@
+// Entry points of attention, one set per instruction set, and what they share with the planner.
+// The definition stands in attention/attention.h.
+#pragma once
+
+#include "common/table.h"
+
+namespace headrace {
+
+// Lines (query row x head of the group) whose accumulators fit the registers: 6 x 2 vectors of 8.
+constexpr int32_t kTileLines = 6;
+// Lines of an item at most (if the group is not larger): enough to hide the conversion of K and V
+// to float32, few enough that their scores stay in the second-level cache.
+constexpr int32_t kItemLines = 48;
+// Columns of V that one pass takes.
+constexpr int32_t kPanelDims = 16;
+// Floats between the scores of two lines.
+constexpr int32_t kScoreStride = kSplitLen;
+
+// Scratch of an item with so many lines (rows x heads of the group): one block of K, a panel of V,
+// and per line scores, query, accumulators and four numbers, lines rounded up to whole tiles.
+constexpr int64_t attend_scratch_floats(int32_t lines, int32_t head_dim) {
+  const int64_t padded = (lines + kTileLines - 1) / kTileLines * kTileLines;
+  return int64_t{kBlockLen} * head_dim + int64_t{kSplitLen} * kPanelDims +
+         padded * (kScoreStride + 2 * head_dim + 4);
+}
+
+}  // namespace headrace
+
+#define HEADRACE_DECLARE_ATTEND(isa)                                                \
+  namespace headrace::isa {                                                         \
+  void attend_item(const AttnParams& params, const AttnItem& item, float* scratch); \
+  void merge_splits(const AttnParams& params, const AttnMerge& merge);              \
+  }
+
+HEADRACE_DECLARE_ATTEND(scalar)
+#if defined(__x86_64__)
+HEADRACE_DECLARE_ATTEND(avx2)
+#endif
+
+#undef HEADRACE_DECLARE_ATTEND

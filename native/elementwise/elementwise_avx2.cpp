@@ -1,0 +1,4 @@
+// Elementwise kernels of the avx2 table.
+#define HEADRACE_ISA_NS avx2
+#define HEADRACE_V8_AVX2
+#include "elementwise/elementwise_kernel.h"
