@@ -1,2 +1,0 @@
-#define HEADRACE_ISA_NS scalar
-#include "sampling/weights_kernel.h"
