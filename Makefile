@@ -1,5 +1,5 @@
 # The ways in. Each target is one script of scripts/, so that CI and people run the same.
-MODEL ?= smollm2:135m
+MODEL ?=
 PORT ?= 8000
 ARGS ?=
 
@@ -7,7 +7,7 @@ ARGS ?=
 .PHONY: run test test-full test-models check build bench docs clean help
 
 run: ## Serve MODEL on 127.0.0.1:PORT; sets everything up the first time
-	@scripts/run "$(MODEL)" --port "$(PORT)" $(ARGS)
+	@scripts/run $(if $(MODEL),"$(MODEL)") --port "$(PORT)" $(ARGS)
 
 test: ## Run the test suite (ARGS are pytest's)
 	@scripts/test $(ARGS)
@@ -25,7 +25,7 @@ build: ## Build the native module in place, incrementally
 	@scripts/setup && scripts/build
 
 bench: ## Measure MODEL on this machine
-	@scripts/bench "$(MODEL)" $(ARGS)
+	@scripts/bench "$(or $(MODEL),smollm2:135m)" $(ARGS)
 
 docs: ## Generate the reference pages
 	@scripts/setup && .venv/bin/python scripts/docs.py

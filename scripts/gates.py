@@ -45,6 +45,10 @@ FORBIDDEN_FLAG = re.compile(
 )
 ISA_FLAG = re.compile(r"-m(avx|fma|f16c|bmi|sse4|amx)\w*$")
 
+TYPE_OR_NAMESPACE = re.compile(
+    r"(template\s*<.*>\s*)?(namespace|extern|struct|class|enum|union)\b[^()]*\{"
+)
+
 # A path of somebody's machine, or a package registry: neither belongs into a file of the product.
 LEAK = re.compile(
     r"(?:^|[^A-Za-z0-9_.])/(?:work|farm|root|home/\w+)/|://[^/ ]*(?:pypi|npmjs|pythonhosted|debian)"
@@ -116,7 +120,7 @@ def cpp_functions(lines: list[str]) -> Iterator[tuple[str, int, int]]:
             head = number
         if opened is None and head and line.endswith("{"):
             text = " ".join(lines[head - 1 : number])
-            if not re.match(r"(namespace|extern|struct|class|enum|union)\b", text):
+            if not TYPE_OR_NAMESPACE.match(text):
                 opened = (text.split("(")[0].split()[-1].lstrip("*&"), head)
             head = 0
         elif line.endswith((";", "}")):

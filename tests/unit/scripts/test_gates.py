@@ -59,6 +59,7 @@ def test_sizes_finds(tree: Tree, name: str, text: str, message: str) -> None:
         ("src/a.py", "x = 1\n" * 440 + function(60)),
         ("tests/a.py", "x = 1\n" * 800),
         ("native/a.cpp", "struct S {\n" + "  int x;\n" * 100 + "};\n"),
+        ("native/d.h", "template <class F>\nstruct S {\n" + "  int x;\n" * 100 + "};\n"),
         ("native/b.cpp", "namespace n {\n" + "int f() {\n  return 1;\n}\n" * 140 + "}\n"),
         ("docs/a.md", "x" * 300 + "\n"),
         ("native/c.h", "#define A(x) \\\n  x\nint f(int a,\n      int b) {\n  return 1;\n}\n"),

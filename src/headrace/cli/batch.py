@@ -1,0 +1,82 @@
+"""`headrace batch`: many requests from a file, through the server's own code without a socket."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headrace.cli import options
+from headrace.cli.console import say
+from headrace.errors import HeadraceError
+
+if TYPE_CHECKING:
+    from headrace.cli.batch_file import BatchInput
+    from headrace.gateway.config import ServeConfig
+
+
+def batch(
+    in_file: Annotated[
+        Path, typer.Argument(metavar="IN.jsonl", help="Requests in OpenAI's batch format.")
+    ],
+    out_file: Annotated[
+        Path, typer.Argument(metavar="OUT.jsonl", help="Answers are appended here, as they end.")
+    ],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="MODEL",
+            help="Use this model for every line, whatever its body names.",
+        ),
+    ] = None,
+    max_num_seqs: options.MaxNumSeqs = 64,
+    threads: options.Threads = None,
+    kv_cache_memory: options.KvCacheMemory = None,
+    max_model_len: options.MaxModelLen = None,
+) -> None:
+    """Answer the requests of a file; run again to resume.
+
+    Each line of IN.jsonl has custom_id, url (/v1/chat/completions or /v1/completions) and body.
+    Lines whose custom_id is in OUT.jsonl already are skipped. A request that the server could not
+    finish is not written: the next run tries it again, and this one ends with status 1.
+    """
+    import asyncio
+
+    from headrace.cli.batch_file import answered_ids, read_input
+    from headrace.cli.serve import find_model
+    from headrace.gateway.config import ServeConfig
+
+    done = answered_ids(out_file)
+    work = read_input(in_file, model, done)
+    if not work.num_left:
+        say(f"All {work.num_lines} requests are answered in {out_file}.")
+        return
+    specs = {name: find_model(name) for name in sorted(work.models)}
+    config = ServeConfig(
+        models=tuple(specs.values()),
+        max_num_seqs=max_num_seqs,
+        threads=threads,
+        kv_cache_memory=kv_cache_memory,
+        max_model_len=max_model_len,
+        log_level="error",
+        ui=False,
+    )
+    work.served_names = {name: spec.name for name, spec in specs.items()}
+    num_failed = asyncio.run(_run(config, work, out_file))
+    if num_failed:
+        raise HeadraceError(
+            f"{num_failed} requests could not be finished; run the same command to try them again."
+        )
+
+
+async def _run(config: ServeConfig, work: BatchInput, out_file: Path) -> int:
+    """The number of requests that failed. Requests run as many at once as the engine takes."""
+    from headrace.cli.local_server import LocalServer
+    from headrace.cli.batch_file import BatchRunner
+
+    async with LocalServer(config) as server:
+        with out_file.open("ab") as out:
+            runner = BatchRunner(server.post, out, num_at_once=2 * config.max_num_seqs)
+            return await runner.run(work)

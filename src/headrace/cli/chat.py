@@ -1,0 +1,215 @@
+"""`headrace chat`: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headrace.cli import options
+from headrace.cli.console import dim, say
+from headrace.errors import HeadraceError
+
+if TYPE_CHECKING:
+    from headrace.engine.llm import LLM
+
+PROMPT = "> "
+MORE = "… "
+HELP = '''
+  """             begin or end a message of several lines
+  /reset          forget the conversation
+  /set            show the settings
+  /set NAME VALUE change one: temperature, top_p, top_k, min_p, max_tokens, seed, system
+  /help           this list
+  /exit           leave (or Ctrl-D)
+  Ctrl-C          stop the answer'''
+
+_NUMBERS: dict[str, Callable[[str], float | int]] = {
+    "temperature": float,
+    "top_p": float,
+    "top_k": int,
+    "min_p": float,
+    "max_tokens": int,
+    "seed": int,
+}
+
+
+@dataclass(slots=True)
+class Conversation:
+    """What was said and how the next answer is drawn."""
+
+    settings: dict[str, float | int] = field(default_factory=dict)
+    system: str | None = None
+    messages: list[dict[str, str]] = field(default_factory=list)
+
+    def prompt(self) -> list[dict[str, str]]:
+        head = [{"role": "system", "content": self.system}] if self.system else []
+        return head + self.messages
+
+
+def chat(
+    model: options.Model,
+    system: Annotated[str | None, typer.Option("--system", help="System message.")] = None,
+    max_tokens: options.MaxTokens = None,
+    temperature: options.Temperature = 0.7,
+    seed: options.Seed = None,
+    threads: options.Threads = None,
+    kv_cache_memory: options.KvCacheMemory = None,
+    max_model_len: options.MaxModelLen = None,
+) -> None:
+    """Talk with a model in the terminal.
+
+    Ctrl-C stops the answer, Ctrl-D leaves; /help lists what else there is.
+    """
+    from headrace.cli.session import open_llm
+
+    talk = Conversation(system=system)
+    talk.settings["temperature"] = temperature
+    for name, value in (("max_tokens", max_tokens), ("seed", seed)):
+        if value is not None:
+            talk.settings[name] = value
+    with open_llm(
+        model,
+        threads=threads,
+        kv_cache_bytes=kv_cache_memory,
+        max_model_len=max_model_len,
+        max_num_seqs=1,
+    ) as llm:
+        if not llm.has_chat_template:
+            raise HeadraceError(
+                f"{model} has no chat template, so it cannot hold a conversation; "
+                "complete text with `headrace run` instead."
+            )
+        if sys.stdin.isatty():
+            import readline  # noqa: F401 - gives input() line editing and history
+
+            say(dim(f"{model}; /help lists the commands."))
+        for message in _messages():
+            if message.startswith("/"):
+                if not command(talk, message):
+                    return
+            else:
+                _turn(llm, talk, message)
+
+
+def _messages() -> Iterator[str]:
+    """Messages and commands as they are typed, until the end of the input."""
+    lines: list[str] | None = None  # of a message between two triple quotes
+    while True:
+        try:
+            line = input((PROMPT if lines is None else MORE) if sys.stdin.isatty() else "")
+        except KeyboardInterrupt:  # gives up the line, or the message of several lines
+            lines = None
+            say()
+            continue
+        except EOFError:
+            return
+        if lines is not None:
+            end = line.rstrip().endswith('"""')
+            lines.append(line.rstrip().removesuffix('"""') if end else line)
+            if end:
+                message, lines = "\n".join(lines).strip(), None
+                if message:
+                    yield message
+        elif line.lstrip().startswith('"""'):
+            rest = line.lstrip().removeprefix('"""')
+            if rest.rstrip().endswith('"""'):
+                yield rest.rstrip().removesuffix('"""').strip()
+            else:
+                lines = [rest]
+        elif line.strip():
+            yield line.strip()
+
+
+def command(talk: Conversation, line: str) -> bool:
+    """Carry out a command that begins with a slash. False: leave."""
+    try:
+        name, *arguments = shlex.split(line)
+    except ValueError:
+        name, *arguments = line.split()
+    if name in {"/exit", "/quit", "/bye"}:
+        return False
+    if name == "/reset":
+        talk.messages.clear()
+        say(dim("The conversation is forgotten."))
+    elif name == "/set":
+        _set(talk, arguments)
+    elif name in {"/help", "/?"}:
+        say(HELP.strip("\n"))
+    else:
+        say(f"There is no command {name}; /help lists them.")
+    return True
+
+
+def _set(talk: Conversation, arguments: list[str]) -> None:
+    if not arguments:
+        shown = {**talk.settings, "system": talk.system or "none"}
+        say("\n".join(f"  {name} = {value}" for name, value in shown.items()))
+        return
+    name, value = arguments[0], " ".join(arguments[1:])
+    if name == "system":
+        talk.system = value or None
+    elif name not in _NUMBERS:
+        say(f"There is no setting {name}; there are: {', '.join([*_NUMBERS, 'system'])}.")
+        return
+    elif not value:
+        talk.settings.pop(name, None)
+    else:
+        try:
+            talk.settings[name] = _NUMBERS[name](value)
+        except ValueError:
+            say(f"{name} must be a number, not {value!r}.")
+            return
+    say(dim(f"{name} = {value or 'default'}"))
+
+
+def _turn(llm: LLM, talk: Conversation, message: str) -> None:
+    """One question and its answer. What was said before Ctrl-C stays part of the conversation."""
+    import msgspec
+
+    from headrace.engine.sampling import SamplingParams
+
+    talk.messages.append({"role": "user", "content": message})
+    parts: list[str] = []
+    try:
+        params = msgspec.convert(talk.settings, SamplingParams)
+        answer_chunks = llm.chat_stream(talk.prompt(), params)
+        with _interrupts() as interrupted, closing(answer_chunks) as chunks:
+            for chunk in chunks:
+                parts.append(chunk.text)
+                sys.stdout.write(chunk.text)
+                sys.stdout.flush()
+                if interrupted():
+                    say(dim(" (stopped)"))
+                    break
+    except HeadraceError as error:
+        say(f"headrace: {error}")
+    answer = "".join(parts)
+    if answer:
+        sys.stdout.write("\n")
+        talk.messages.append({"role": "assistant", "content": answer})
+    else:
+        talk.messages.pop()
+
+
+@contextmanager
+def _interrupts() -> Iterator[Callable[[], bool]]:
+    """While an answer streams, Ctrl-C only raises a flag: a step is never torn apart."""
+    seen = False
+
+    def note(_signal: int, _frame: FrameType | None) -> None:
+        nonlocal seen
+        seen = True
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: seen
+    finally:
+        signal.signal(signal.SIGINT, before)
