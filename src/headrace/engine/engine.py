@@ -277,7 +277,7 @@ class Engine:
         request = seq.request
         if request.first_token_s is None:
             request.first_token_s = self._clock()
-            self._stats.prompt_tokens += request.prompt_len
+            self._end_prompt(request)
         pending = commit_token(seq, row)
         self._stats.output_tokens += 1
         self._events.append(
@@ -294,6 +294,14 @@ class Engine:
         )
         if pending.finish_reason is not None:
             self._finish(seq)
+
+    def _end_prompt(self, request: RequestState) -> None:
+        """Once per request, when its whole prompt is computed. A prompt of one token has no row that
+        could have announced its logprobs."""
+        self._stats.prompt_tokens += request.prompt_len
+        if request.prompt_spec is not None and request.prompt_done == 0:
+            request.prompt_done = 1
+            self._events.append(PromptDelta(request.request_id, 0, [None]))
 
     def _fork(self, parent: SequenceState, choice: int) -> SequenceState:
         """The sequence of another choice: shares the prompt's blocks, or recomputes them when the
@@ -329,9 +337,7 @@ class Engine:
     def _finish_prompt_only(self, seq: SequenceState) -> None:
         """max_tokens = 0: every choice ends with its (empty) length limit."""
         request = seq.request
-        self._stats.prompt_tokens += request.prompt_len
-        if request.prompt_spec is not None and request.prompt_done == 0:
-            self._events.append(PromptDelta(request.request_id, 0, [None]))
+        self._end_prompt(request)
         for choice in range(seq.choice + 1, seq.choice + 1 + seq.to_fork):
             self._make_sequence(request, choice)
         for each in request.sequences:
