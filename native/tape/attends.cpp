@@ -1,0 +1,69 @@
+// Attention stages: items and merges planned once per step, run once per layer.
+#include <algorithm>
+
+#include "tape/model.h"
+#include "tape/shape.h"
+
+namespace headrace {
+namespace {
+
+// Merged floats below which the caller merges alone.
+constexpr int64_t kInlineMergeFloats = 16 * 1024;
+
+}  // namespace
+
+void Model::plan_attends(const StepPlan& plan) {
+  const KVShape& kv = tape_.kv();
+  int64_t partials = 0;
+  for (size_t i = 0; i < attends_.size(); ++i) {
+    const AttendCut& cut = tape_.attend_cuts()[i];
+    const auto group = static_cast<size_t>(cut.group);
+    const AttnRows rows{plan.positions.data(),     plan.seq_starts.data(),
+                        plan.tables[group].data(), plan.table_starts[group].data(),
+                        plan.num_seqs(),           kv.group_windows[group]};
+    plan_attention(rows, cut.num_heads, kv.num_kv_heads, pool_->num_threads(), attends_[i]);
+    partials = std::max(partials, attends_[i].num_partials);
+  }
+  const size_t bytes = static_cast<size_t>(partials * partial_floats(kv.head_dim)) * sizeof(float);
+  if (bytes > partials_.bytes()) partials_ = Pages(std::max(bytes, 2 * partials_.bytes()));
+}
+
+void Model::run(Pool::Lease& lease, const AttendStage& stage, const StepPlan& plan) {
+  const KVShape& kv = tape_.kv();
+  const auto& src = buffer(stage.src);
+  const auto& out = buffer(stage.out);
+  const AttnPlan& attend = attends_[static_cast<size_t>(stage.cut)];
+  const AttnParams params{src.row(0),
+                          src.width,
+                          out.row(0),
+                          out.width,
+                          region(kv.layers[static_cast<size_t>(stage.layer)].slot),
+                          kv.region_block_halves(),
+                          stage.num_heads,
+                          kv.num_kv_heads,
+                          kv.head_dim,
+                          stage.window,
+                          stage.scale,
+                          stage.softcap,
+                          plan.positions.data(),
+                          partials_.as<float>()};
+  lease.parallel_for(static_cast<uint32_t>(attend.items.size()), [&](int thread, uint32_t item) {
+    table_.attend_item(params, attend.items[item],
+                       attend_scratch_.as<float>() + thread * attend_scratch_stride_);
+  });
+  if (attend.merges.empty()) return;
+  const auto num_merges = static_cast<int64_t>(attend.merges.size());
+  const int64_t floats = num_merges * attend.merges.front().num_splits * kv.head_dim;
+  const int64_t num_chunks =
+      floats < kInlineMergeFloats
+          ? 1
+          : std::min(num_merges, int64_t{kChunksPerThread} * lease.num_threads());
+  lease.parallel_for(static_cast<uint32_t>(num_chunks), [&](int, uint32_t chunk) {
+    for (int64_t m = chunk * num_merges / num_chunks; m < (chunk + 1) * num_merges / num_chunks;
+         ++m) {
+      table_.merge_splits(params, attend.merges[static_cast<size_t>(m)]);
+    }
+  });
+}
+
+}  // namespace headrace

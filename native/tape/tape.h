@@ -1,0 +1,181 @@
+// Tape: a Program lowered to stages. Every operation is checked against the buffers and weights
+// when it is added, so that a step needs no check of shapes.
+//
+// A stage is what runs between two barriers: a chain of row operations (each row passes the whole
+// chain), one linear group, one attention, or the head.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <variant>
+#include <vector>
+
+#include "tape/weights.h"
+
+namespace headrace {
+
+// Where a layer's KV lives (backends/layout.py): block table `group`, region `slot` of the arena.
+struct KVPlace {
+  int32_t group;
+  int32_t slot;
+};
+
+struct KVShape {
+  std::vector<int32_t> group_windows;  // window of each group, 0 = full attention
+  std::vector<KVPlace> layers;
+  int32_t layers_per_block;
+  int32_t num_kv_heads;
+  int32_t head_dim;
+
+  int32_t num_groups() const { return static_cast<int32_t>(group_windows.size()); }
+  // Float16 values of one layer of one block: [kv_head][K: head_dim x 16 | V: 16 x head_dim].
+  int64_t region_block_halves() const { return int64_t{num_kv_heads} * 2 * head_dim * kBlockLen; }
+};
+
+struct RopeTable {
+  std::vector<double> inv_freq;
+  bool interleaved;
+  int32_t pairs() const { return static_cast<int32_t>(inv_freq.size()); }
+};
+
+struct BufferSpec {
+  std::string name;
+  int32_t width;
+  bool wanted;  // one row per wanted row, else one per step row
+};
+
+// ---- row operations; buffers by index ----
+struct EmbedOp {
+  int32_t out;
+  const PackedMatrix* weight;
+  float scale;
+};
+struct RopeAnglesOp {
+  int32_t rope;
+};
+struct NormOp {
+  int32_t out, src;
+  const float* weight;
+  float eps;
+};
+// Quantizes a buffer into the shared activation memory of its kind.
+struct QuantizeOp {
+  int32_t src;
+  ActKind kind;
+};
+struct HeadNormOp {
+  int32_t buf, column, num_heads, head_dim;
+  const float* weight;
+  float eps;
+};
+struct RopeWriteOp {
+  int32_t buf, rope, num_heads, layer;
+};
+enum class Activation { silu, gelu_tanh };
+struct GateOp {
+  int32_t out, src;
+  Activation activation;
+};
+struct AddOp {
+  int32_t out, src;
+};
+struct SelectOp {
+  int32_t out, src;
+};
+using RowOp = std::variant<EmbedOp, RopeAnglesOp, NormOp, QuantizeOp, HeadNormOp, RopeWriteOp,
+                           GateOp, AddOp, SelectOp>;
+
+// ---- stages ----
+struct RowStage {
+  bool wanted;
+  std::vector<RowOp> ops;
+  int64_t row_cost;  // floats touched per row
+};
+struct LinearPart {
+  const PackedMatrix* weight;
+  const float* bias;  // or nullptr
+  int32_t column;     // of the out buffer
+  ActKind kind;
+};
+struct LinearStage {
+  int32_t out;
+  int32_t k;
+  std::vector<LinearPart> parts;
+};
+struct AttendStage {
+  int32_t out, src, layer;
+  int32_t cut;  // index into Tape::attend_cuts
+  int32_t num_heads;
+  float scale;
+  int32_t window;
+  float softcap;
+};
+// Layers that share it have one plan of items per step.
+struct AttendCut {
+  int32_t group;
+  int32_t num_heads;
+};
+struct HeadStage {
+  const PackedMatrix* weight;
+  float softcap;
+};
+using Stage = std::variant<RowStage, LinearStage, AttendStage, HeadStage>;
+
+class Tape {
+ public:
+  // std::invalid_argument, naming the buffer, weight or number at fault, from every function.
+  Tape(std::shared_ptr<const Weights> weights, std::vector<BufferSpec> buffers,
+       std::vector<RopeTable> ropes, KVShape kv, int32_t vocab);
+
+  void embed(const std::string& out, const std::string& weight, double scale);
+  void norm(const std::string& out, const std::string& src, const std::string& weight, double eps);
+  void linear(const std::string& out, const std::string& src,
+              const std::vector<std::string>& weights, const std::vector<std::string>& biases);
+  void head_norm(const std::string& buf, int32_t column, int32_t num_heads, int32_t head_dim,
+                 const std::string& weight, double eps);
+  void rope_write(const std::string& buf, int32_t rope, int32_t layer, int32_t num_heads);
+  void attend(const std::string& out, const std::string& src, int32_t layer, int32_t num_heads,
+              double scale, int32_t window, double softcap);
+  void gate(const std::string& out, const std::string& src, const std::string& activation);
+  void add(const std::string& out, const std::string& src);
+  void select_wanted(const std::string& out, const std::string& src);
+  void head(const std::string& src, const std::string& weight, double softcap);
+
+  const KernelTable& table() const { return weights_->table(); }
+  const std::vector<BufferSpec>& buffers() const { return buffers_; }
+  const std::vector<RopeTable>& ropes() const { return ropes_; }
+  const KVShape& kv() const { return kv_; }
+  int32_t vocab() const { return vocab_; }
+  const std::vector<Stage>& stages() const { return stages_; }
+  const std::vector<AttendCut>& attend_cuts() const { return attend_cuts_; }
+  bool has_head() const { return has_head_; }
+  // Bytes per row of the activation memory of a kind: the most that any product reads.
+  size_t act_bytes(ActKind kind) const { return act_bytes_[static_cast<size_t>(kind)]; }
+  int32_t buffer_index(const std::string& name) const;
+
+ private:
+  const BufferSpec& spec(int32_t index) const { return buffers_[static_cast<size_t>(index)]; }
+  int32_t buffer_of(const std::string& name, bool wanted) const;
+  const float* vector_of(const std::string& name, int32_t len) const;
+  void require_heads(int32_t num_heads, int32_t layer, int32_t width) const;
+  void push_row_op(bool wanted, int64_t row_cost, const RowOp& op);
+  void quantize(int32_t src, int32_t k, ActKind kind);
+  int32_t attend_cut(int32_t group, int32_t num_heads);
+  void written(int32_t buffer);
+
+  std::shared_ptr<const Weights> weights_;
+  std::vector<BufferSpec> buffers_;
+  std::vector<RopeTable> ropes_;
+  KVShape kv_;
+  int32_t vocab_;
+  std::unordered_map<std::string, int32_t> index_;
+  std::vector<Stage> stages_;
+  std::vector<AttendCut> attend_cuts_;
+  bool has_head_ = false;
+  size_t act_bytes_[3] = {0, 0, 0};
+  int32_t act_holds_[3] = {-1, -1, -1};  // buffer whose quantized rows each activation memory holds
+};
+
+}  // namespace headrace

@@ -1,0 +1,220 @@
+#include "threads/pool.h"
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "threads/machine.h"
+
+namespace headrace {
+namespace {
+
+// Long enough to bridge the serial work between two phases, short enough to cost an idle machine
+// nothing.
+constexpr std::chrono::microseconds kSpin{50};
+
+void pause_cpu() {
+#if defined(__x86_64__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Spins until `ready()` or the budget is spent; returns ready().
+template <typename Ready>
+bool spin_until(const Ready& ready) {
+  const auto start = std::chrono::steady_clock::now();
+  do {
+    for (int i = 0; i < 64; ++i) {
+      if (ready()) return true;
+      pause_cpu();
+    }
+  } while (std::chrono::steady_clock::now() - start < kSpin);
+  return ready();
+}
+
+void futex_wait(std::atomic<uint32_t>& word, uint32_t expected) {
+  syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, expected, nullptr, nullptr, 0);
+}
+
+void futex_wake_all(std::atomic<uint32_t>& word) {
+  syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0);
+}
+
+uint32_t chunks_left(uint64_t claim) { return static_cast<uint32_t>(claim); }
+
+// Best effort: a cpuset may have shrunk since.
+void pin_to(int cpu) {
+  const size_t count = static_cast<size_t>(cpu) + 1;
+  cpu_set_t* set = CPU_ALLOC(count);
+  if (set == nullptr) return;
+  const size_t bytes = CPU_ALLOC_SIZE(count);
+  CPU_ZERO_S(bytes, set);
+  CPU_SET_S(static_cast<size_t>(cpu), bytes, set);
+  sched_setaffinity(0, bytes, set);
+  CPU_FREE(set);
+}
+
+// Moves the calling thread to `cpu` once and leaves its affinity mask as it was.
+void move_to(int cpu) {
+  cpu_set_t mask;
+  if (sched_getaffinity(0, sizeof(mask), &mask) != 0) return;
+  pin_to(cpu);
+  sched_setaffinity(0, sizeof(mask), &mask);
+}
+
+}  // namespace
+
+Pool::Pool(int num_threads) : num_threads_(num_threads), owner_pid_(getpid()) {
+  if (num_threads < 1 || num_threads > kMaxThreads) {
+    throw std::invalid_argument("threads must be between 1 and " + std::to_string(kMaxThreads) +
+                                ", not " + std::to_string(num_threads));
+  }
+  cpus_ = allowed_cpus();
+  if (num_threads == 1 || static_cast<size_t>(num_threads) > cpus_.size()) cpus_.clear();
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  try {
+    for (int thread = 1; thread < num_threads; ++thread) {
+      workers_.emplace_back([this, thread] { work(thread); });
+    }
+  } catch (...) {
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    stop_workers();
+    throw;
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+Pool::~Pool() { stop_workers(); }
+
+void Pool::stop_workers() {
+  stop_.store(true);
+  wake_.fetch_add(1);
+  futex_wake_all(wake_);
+  const bool is_owner = getpid() == owner_pid_;
+  for (auto& worker : workers_) {
+    if (is_owner) {
+      worker.join();
+    } else {
+      worker.detach();
+    }
+  }
+  workers_.clear();
+}
+
+Pool::Lease::Lease(Pool& pool) : pool_(pool), lock_(pool.lease_) {
+  // A caller that woke up on a worker's processor would share it until the kernel's balancer acts.
+  if (!pool.cpus_.empty() && sched_getcpu() != pool.cpus_[0]) move_to(pool.cpus_[0]);
+  pool.wake_workers();
+}
+
+void Pool::run_phase(uint32_t num_chunks, Call call, const void* context) {
+  if (num_chunks == 0) return;
+  if (num_threads_ == 1 || num_chunks == 1) {
+    for (uint32_t chunk = 0; chunk < num_chunks; ++chunk) run_one(call, context, 0, chunk);
+  } else {
+    call_.store(call, std::memory_order_relaxed);
+    context_.store(context, std::memory_order_relaxed);
+    num_chunks_.store(num_chunks, std::memory_order_relaxed);
+    done_.store(0, std::memory_order_relaxed);
+    const uint64_t phase = (claim_.load(std::memory_order_relaxed) >> 32) + 1;
+    claim_.store(phase << 32 | num_chunks, std::memory_order_seq_cst);
+    wake_workers();
+    const uint32_t mine = run_chunks(0);
+    if (done_.fetch_add(mine, std::memory_order_acq_rel) + mine != num_chunks) {
+      wait_done(num_chunks);
+    }
+  }
+  if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+}
+
+void Pool::wake_workers() {
+  wake_.fetch_add(1, std::memory_order_seq_cst);
+  if (sleepers_.load(std::memory_order_seq_cst) > 0) futex_wake_all(wake_);
+}
+
+uint32_t Pool::run_chunks(int thread) {
+  uint32_t count = 0;
+  uint64_t claim = claim_.load(std::memory_order_acquire);
+  while (chunks_left(claim) > 0) {
+    const Call call = call_.load(std::memory_order_relaxed);
+    const void* context = context_.load(std::memory_order_relaxed);
+    const uint32_t num_chunks = num_chunks_.load(std::memory_order_relaxed);
+    if (!claim_.compare_exchange_weak(claim, claim - 1, std::memory_order_acq_rel,
+                                      std::memory_order_acquire)) {
+      continue;
+    }
+    // The phase cannot have ended between the load and the exchange: it still had this chunk.
+    run_one(call, context, thread, num_chunks - chunks_left(claim));
+    ++count;
+    claim = claim_.load(std::memory_order_acquire);
+  }
+  return count;
+}
+
+void Pool::run_one(Call call, const void* context, int thread, uint32_t chunk) noexcept {
+  try {
+    call(context, thread, chunk);
+  } catch (...) {
+    const std::lock_guard<std::mutex> lock(error_mutex_);
+    if (!error_) error_ = std::current_exception();
+  }
+}
+
+void Pool::finish_chunks(uint32_t count) {
+  const uint32_t total = num_chunks_.load(std::memory_order_relaxed);
+  if (done_.fetch_add(count, std::memory_order_seq_cst) + count == total &&
+      caller_sleeps_.load(std::memory_order_seq_cst) != 0) {
+    futex_wake_all(done_);
+  }
+}
+
+void Pool::wait_done(uint32_t num_chunks) {
+  const auto is_done = [&] { return done_.load(std::memory_order_acquire) == num_chunks; };
+  if (spin_until(is_done)) return;
+  caller_sleeps_.store(1, std::memory_order_seq_cst);
+  for (;;) {
+    const uint32_t done = done_.load(std::memory_order_seq_cst);
+    if (done == num_chunks) break;
+    futex_wait(done_, done);
+  }
+  caller_sleeps_.store(0, std::memory_order_seq_cst);
+}
+
+void Pool::work(int thread) {
+  if (!cpus_.empty()) pin_to(cpus_[static_cast<size_t>(thread)]);
+  pthread_setname_np(pthread_self(), "headrace-pool");
+  write_fp_env(kMxcsr);
+  while (wait_work()) {
+    // A phase lasts until its chunks are reported, so all chunks of one call belong to one phase.
+    const uint32_t count = run_chunks(thread);
+    if (count > 0) finish_chunks(count);
+  }
+}
+
+bool Pool::wait_work() {
+  const auto has_work = [&] {
+    return chunks_left(claim_.load(std::memory_order_acquire)) > 0 ||
+           stop_.load(std::memory_order_relaxed);
+  };
+  while (!spin_until(has_work)) {
+    const uint32_t seen = wake_.load(std::memory_order_seq_cst);
+    sleepers_.fetch_add(1, std::memory_order_seq_cst);
+    if (!has_work()) futex_wait(wake_, seen);
+    sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+  }
+  return !stop_.load(std::memory_order_relaxed);
+}
+
+}  // namespace headrace

@@ -1,0 +1,107 @@
+// A fixed pool of threads that share the work of one step at a time.
+//
+// - The caller is thread 0; a pool of one thread has no workers. Workers are pinned to processors
+// of
+//   the creator's affinity mask (when there is one for each thread), block all signals, and run
+//   with the floating point environment of the numeric contract.
+// - A phase (`parallel_for`) is a number of chunks claimed one by one from an atomic word. It ends
+//   when all chunks are done, not when all threads have arrived: a thread that is not scheduled
+//   costs nothing, one that is descheduled inside a chunk costs that chunk. No result may depend on
+//   which thread ran a chunk.
+// - Waiting is a bounded spin, then a futex: more threads than processors is slow, never a
+// collapse.
+// - A pool belongs to the process that made it. In a forked child it has no workers: the caller
+// runs
+//   every chunk itself, and destruction does not wait.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "threads/fp_env.h"
+
+namespace headrace {
+
+class Pool {
+ public:
+  // Threads including the caller, 1 to kMaxThreads; std::invalid_argument otherwise.
+  explicit Pool(int num_threads);
+  ~Pool();
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
+
+  static constexpr int kMaxThreads = 1024;
+
+  int num_threads() const { return num_threads_; }
+
+  // The right to run phases, held for a whole step: one caller at a time. Wakes the workers, sets
+  // the caller's floating point environment, and moves it off the workers' processors if it runs on
+  // one.
+  class Lease {
+   public:
+    explicit Lease(Pool& pool);
+    Lease(const Lease&) = delete;
+    Lease& operator=(const Lease&) = delete;
+
+    int num_threads() const { return pool_.num_threads_; }
+
+    // Calls body(thread, chunk) once for each chunk in [0, num_chunks), thread < num_threads();
+    // returns when all are done. Chunks are claimed in increasing order. If bodies throw, all
+    // chunks still run and one of the exceptions is rethrown. Not reentrant.
+    template <typename Body>
+    void parallel_for(uint32_t num_chunks, const Body& body) {
+      const auto call = [](const void* context, int thread, uint32_t chunk) {
+        (*static_cast<const Body*>(context))(thread, chunk);
+      };
+      pool_.run_phase(num_chunks, call, &body);
+    }
+
+   private:
+    Pool& pool_;
+    std::lock_guard<std::mutex> lock_;
+    FpEnv fp_env_;
+  };
+
+ private:
+  using Call = void (*)(const void* context, int thread, uint32_t chunk);
+
+  void run_phase(uint32_t num_chunks, Call call, const void* context);
+  void wake_workers();
+  uint32_t run_chunks(int thread);
+  void run_one(Call call, const void* context, int thread, uint32_t chunk) noexcept;
+  void finish_chunks(uint32_t count);
+  void wait_done(uint32_t num_chunks);
+  void work(int thread);
+  bool wait_work();
+  void stop_workers();
+
+  const int num_threads_;
+  const int owner_pid_;
+  std::vector<int> cpus_;  // thread i belongs on cpus_[i]; empty if threads are not pinned
+  std::vector<std::thread> workers_;
+  std::mutex lease_;
+
+  // The phase: high half its number, low half the chunks not yet claimed. The fields below it
+  // belong to the phase of the word that a claim succeeds on (they change only when nothing is
+  // left).
+  alignas(64) std::atomic<uint64_t> claim_{0};
+  std::atomic<Call> call_{nullptr};
+  std::atomic<const void*> context_{nullptr};
+  std::atomic<uint32_t> num_chunks_{0};
+
+  alignas(64) std::atomic<uint32_t> done_{0};
+  std::atomic<uint32_t> caller_sleeps_{0};
+
+  alignas(64) std::atomic<uint32_t> wake_{0};  // futex: changes when there may be work
+  std::atomic<uint32_t> sleepers_{0};
+  std::atomic<bool> stop_{false};
+
+  std::mutex error_mutex_;
+  std::exception_ptr error_;
+};
+
+}  // namespace headrace
