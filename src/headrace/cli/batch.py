@@ -73,8 +73,8 @@ def batch(
 
 async def _run(config: ServeConfig, work: BatchInput, out_file: Path) -> int:
     """The number of requests that failed. Requests run as many at once as the engine takes."""
-    from headrace.cli.local_server import LocalServer
     from headrace.cli.batch_file import BatchRunner
+    from headrace.cli.local_server import LocalServer
 
     async with LocalServer(config) as server:
         with out_file.open("ab") as out:
