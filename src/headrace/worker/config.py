@@ -11,7 +11,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a worker needs. Sizes in bytes. No secrets.
 
     `endpoint` is the ipc:// address the gateway has bound; `parent_pid` the process whose death
-    ends this one. `builder` is the import string of a function (WorkerConfig) -> LoadedEngine.
+    ends this one. `builder` is the import string of a function (WorkerConfig) -> WorkerEngine.
     """
 
     model_name: str

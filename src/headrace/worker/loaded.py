@@ -18,7 +18,7 @@ class TokenBytes(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedEngine:
+class WorkerEngine:
     """A servable model."""
 
     engine: EngineAPI

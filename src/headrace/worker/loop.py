@@ -1,4 +1,4 @@
-"""The worker's loop: frames in, one engine step, frames out. One thread; it waits only when idle."""
+"""The worker's loop: frames in, an engine step, frames out. One thread; it waits only when idle."""
 
 from __future__ import annotations
 

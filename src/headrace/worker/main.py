@@ -16,7 +16,7 @@ from headrace.observe.logging import setup_logging
 from headrace.worker.channel import WorkerChannel
 from headrace.worker.config import WorkerConfig, receive_config
 from headrace.worker.frames import PROTOCOL_VERSION, Hello, LoadFailed
-from headrace.worker.loaded import LoadedEngine
+from headrace.worker.loaded import WorkerEngine
 from headrace.worker.loop import EngineLoop
 
 logger = logging.getLogger("headrace.worker")
@@ -31,10 +31,10 @@ def die_with_parent(parent_pid: int) -> None:
         os._exit(1)
 
 
-def resolve(import_string: str) -> Callable[[WorkerConfig], LoadedEngine]:
+def resolve(import_string: str) -> Callable[[WorkerConfig], WorkerEngine]:
     """The function behind `package.module:name`."""
     module_name, _, name = import_string.partition(":")
-    function: Callable[[WorkerConfig], LoadedEngine] = getattr(
+    function: Callable[[WorkerConfig], WorkerEngine] = getattr(
         importlib.import_module(module_name), name
     )
     return function

@@ -1,0 +1,139 @@
+"""Strict JSON: typed decoding, and what a typed decoder lets pass (duplicates, depth, number)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+import msgspec
+
+from headrace.api.errors import clip
+from headrace.errors import RequestError
+
+T = TypeVar("T")
+
+MAX_DEPTH = 64
+MAX_VALUES = 1 << 19
+# Bodies above this size are decoded in a thread.
+INLINE_BYTES = 64 << 10
+_LONG_STRING = 256
+_AT = re.compile(r" - at (?:`key` in )?`\$(.*)`$")
+_INDEX = re.compile(r"\[(\d+|\.\.\.)\]")
+
+
+def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> tuple[T, dict[str, Any]]:
+    """The typed value, and the fields of the outermost object (long strings in it are cut off).
+
+    Raises RequestError 400 that names the field. Takes time linear in the body.
+    """
+    try:
+        fields = _check(body)
+        return decoder.decode(body), fields
+    except msgspec.ValidationError as error:
+        raise _invalid_field(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _malformed(str(error)) from None
+    except RecursionError:
+        raise _malformed(f"it is nested deeper than {MAX_DEPTH} levels") from None
+    except json.JSONDecodeError as error:
+        raise _malformed(f"{error.msg} at byte {error.pos}") from None
+    except ValueError:
+        raise _malformed("a number is too large") from None
+
+
+def _check(body: bytes) -> dict[str, Any]:
+    """Refuse duplicate keys, deep nesting and too many values."""
+    short = body if len(body) <= INLINE_BYTES else b"".join(_cut_long_strings(body))
+    if short.count(b",") > MAX_VALUES:
+        raise _malformed(f"it holds more than {MAX_VALUES} values")
+    value = json.loads(short, object_pairs_hook=_no_duplicates)
+    if short.count(b"[") + short.count(b"{") > MAX_DEPTH:
+        _check_depth(value)
+    if not isinstance(value, dict):
+        raise RequestError("The body must be a JSON object.")
+    return value
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                raise RequestError(
+                    f"The field {clip(name, 100)!r} is given twice.", param=clip(name, 100)
+                )
+            seen.add(name)
+    return made
+
+
+def _check_depth(value: object) -> None:
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        below: list[object] = []
+        for item in level:
+            if type(item) is dict:
+                below.extend(v for v in item.values() if type(v) is dict or type(v) is list)
+            elif type(item) is list:
+                below.extend(v for v in item if type(v) is dict or type(v) is list)
+        if not below:
+            return
+        level = below
+    raise _malformed(f"it is nested deeper than {MAX_DEPTH} levels")
+
+
+def _cut_long_strings(body: bytes) -> Iterator[bytes]:
+    """The body with long strings shortened, so that checking it costs little.
+
+    A loop of short calls on purpose: other threads run between them.
+    """
+    done = 0
+    find = body.find
+    while (start := find(b'"', done)) >= 0:
+        end = start
+        while True:
+            end = find(b'"', end + 1)
+            if end < 0:
+                raise _malformed("a string does not end")
+            if not _is_escaped(body, end):
+                break
+        if end - start > _LONG_STRING:
+            yield body[done : start + 1]
+            yield b'..."'
+            after = body[end + 1 : end + 33].lstrip()
+            if after.startswith(b":"):
+                raise RequestError(f"A field's name is longer than {_LONG_STRING} bytes.")
+        else:
+            yield body[done : end + 1]
+        done = end + 1
+    yield body[done:]
+
+
+def _is_escaped(body: bytes, at: int) -> bool:
+    """True when an odd number of backslashes stands before `at`."""
+    if body[at - 1] != 0x5C:
+        return False
+    before = at - 1
+    while before >= 0 and body[before] == 0x5C:
+        before -= 1
+    return (at - 1 - before) % 2 == 1
+
+
+def _malformed(reason: str) -> RequestError:
+    return RequestError(f"The body is not acceptable JSON: {clip(reason, 300)}.")
+
+
+def _invalid_field(message: str) -> RequestError:
+    """The message of msgspec, its path as `messages.2.content`."""
+    found = _AT.search(message)
+    param = None
+    if found is not None:
+        message = message[: found.start()]
+        param = _INDEX.sub(r".\1", found[1]).lstrip(".") or None
+    missing = re.search(r"missing required field `(\w+)`", message)
+    if missing is not None:
+        param = f"{param}.{missing[1]}" if param else missing[1]
+    where = f"{clip(param, 200)}: " if param else ""
+    return RequestError(f"{where}{clip(message, 300)}.", param=param, code="invalid_value")

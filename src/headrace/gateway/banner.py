@@ -1,0 +1,67 @@
+"""What a person sees when the server is up: where it is and lines that work when pasted."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+
+from headrace.gateway.config import ServeConfig
+from headrace.gateway.service import ModelService
+
+_PROMPT = "Why is the sky blue?"
+
+
+def say(line: str) -> None:
+    """One line to stderr."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def print_banner(config: ServeConfig, url: str, services: Sequence[ModelService]) -> None:
+    """The URL, each model's sizes, a curl line, a Python snippet."""
+    for service in services:
+        ready = service.ready
+        if ready is None:
+            continue
+        say(
+            f"{service.names[0]}: loaded in {ready.load_s:.1f} s, {ready.isa}, "
+            f"{ready.threads} threads; the KV pool holds {ready.kv_tokens:,} tokens "
+            f"({ready.kv_bytes >> 20} MiB), {ready.max_model_len:,} per request"
+        )
+    first = services[0]
+    say(f"\nServing on {url} (Ctrl-C ends it)" + (f", a page to chat at {url}/" * config.ui))
+    say("\n" + curl_line(url, first, config.api_key is not None))
+    say("\n" + python_snippet(url, first, config.api_key is not None) + "\n")
+
+
+def curl_line(url: str, service: ModelService, with_key: bool) -> str:
+    """A request that works when pasted into a shell (the key comes from HEADRACE_API_KEY)."""
+    has_template = service.text is not None and service.text.template is not None
+    name = service.names[0]
+    if has_template:
+        path = "/v1/chat/completions"
+        body: dict[str, object] = {
+            "model": name,
+            "messages": [{"role": "user", "content": _PROMPT}],
+        }
+    else:
+        path, body = "/v1/completions", {"model": name, "prompt": "The sky is"}
+    key = ' -H "Authorization: Bearer $HEADRACE_API_KEY"' if with_key else ""
+    data = shlex.quote(json.dumps(body))
+    return f"curl {url}{path}{key} -H 'Content-Type: application/json' -d {data}"
+
+
+def python_snippet(url: str, service: ModelService, with_key: bool) -> str:
+    """The same with the openai package."""
+    has_template = service.text is not None and service.text.template is not None
+    key = 'os.environ["HEADRACE_API_KEY"]' if with_key else '"none"'
+    head = "import os\n" if with_key else ""
+    head += f'from openai import OpenAI\nclient = OpenAI(base_url="{url}/v1", api_key={key})\n'
+    name = json.dumps(service.names[0])
+    if has_template:
+        messages = '[{"role": "user", "content": "' + _PROMPT + '"}]'
+        call = f"client.chat.completions.create(model={name}, messages={messages})"
+        return f"{head}print({call}.choices[0].message.content)"
+    call = f'client.completions.create(model={name}, prompt="The sky is")'
+    return f"{head}print({call}.choices[0].text)"

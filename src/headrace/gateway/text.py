@@ -1,0 +1,68 @@
+"""Tokenizer and chat template of a model in the gateway, run in threads, off the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
+
+from headrace.errors import OverloadedError
+from headrace.gateway.config import ModelSpec
+from headrace.text.base import ChatTemplate, Tokenizer
+
+T = TypeVar("T")
+
+_NUM_THREADS = 2
+_MAX_PENDING = 512
+
+
+@dataclass(frozen=True, slots=True)
+class ModelText:
+    """`template` is None when the model carries none."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+
+
+TextLoader: TypeAlias = Callable[[ModelSpec], ModelText]
+
+
+def load_text(spec: ModelSpec) -> ModelText:
+    """Read tokenizer and chat template of a model. Raises ModelFormatError."""
+    from headrace.text.chat_template import load_chat_template
+    from headrace.text.tokenizer import load_tokenizer
+    from headrace.weights.open import open_source
+
+    source = open_source(spec.path)
+    try:
+        tokenizer = load_tokenizer(source.tokenizer, source.config.vocab_size)
+        template = source.chat_template
+        return ModelText(tokenizer, load_chat_template(template, tokenizer) if template else None)
+    finally:
+        source.close()
+
+
+class TextPool:
+    """Runs functions that read or parse clients' text in a few threads; bounds how many wait."""
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="text")
+        self._num_pending = 0
+
+    async def run(self, function: Callable[[], T]) -> T:
+        """The function's result. Raises OverloadedError when too many wait already."""
+        if self._num_pending >= _MAX_PENDING:
+            raise OverloadedError("Too many prompts wait to be tokenized.", retry_after_s=1.0)
+        self._num_pending += 1
+        future = asyncio.get_running_loop().run_in_executor(self._executor, function)
+        future.add_done_callback(self._done)
+        return await future
+
+    def _done(self, _: object) -> None:
+        self._num_pending -= 1
+
+    def close(self) -> None:
+        """Do not wait for what runs."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
