@@ -11,6 +11,12 @@ namespace headrace::avx2 {
 namespace {
 
 #define HEADRACE_INLINE __attribute__((always_inline)) inline
+// Before a loop whose bound is a constant: an index that is not one would put registers in memory.
+#if defined(__clang__)
+#define HEADRACE_UNROLL _Pragma("unroll")
+#else
+#define HEADRACE_UNROLL _Pragma("GCC unroll 8")
+#endif
 
 // Bytes of quantized rows that are multiplied by all tiles before the next rows: half of a 1 MiB
 // L2.
@@ -30,44 +36,38 @@ HEADRACE_INLINE __m256 load_x8(const uint8_t* p) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
 
+// Makes the value exist here. Integer sums are reassociated freely by the compiler, which would
+// otherwise keep every product of a group alive, on the stack, and add them up at the end.
+HEADRACE_INLINE void settle(__m256i& value) { asm("" : "+x"(value)); }
+
 // ---- code vectors ----
 
-// Operands of steps 2h, 2h + 1, 2h + 4, 2h + 5 of a group, as unsigned bytes.
-template <int kBits, int kHalf>
-HEADRACE_INLINE void load_quad(const uint8_t* codes, __m256i (&w)[4]) {
+// Field i of 32 bytes of bit pairs, moved to bits 4 and 5 of each byte.
+template <int i>
+HEADRACE_INLINE __m256i shift_pairs(const uint8_t* p) {
+  if constexpr (i < 2) return _mm256_slli_epi16(load256(p), 4 - 2 * i);
+  return _mm256_srli_epi16(load256(p), 2 * i - 4);
+}
+
+// Operands of steps i and i + 4 of a group, as unsigned bytes.
+template <int kBits, int i>
+HEADRACE_INLINE void load_pair(const uint8_t* codes, __m256i& low, __m256i& high) {
   const __m256i nibble = _mm256_set1_epi8(15);
-  for (int v = 0; v < 2; ++v) {
-    const __m256i raw = load256(codes + 32 * (2 * kHalf + v));
-    w[v] = _mm256_and_si256(raw, nibble);
-    w[2 + v] = _mm256_and_si256(_mm256_srli_epi16(raw, 4), nibble);
-  }
+  const __m256i raw = load256(codes + 32 * i);
+  low = _mm256_and_si256(raw, nibble);
+  high = _mm256_and_si256(_mm256_srli_epi16(raw, 4), nibble);
   if constexpr (kBits == 5) {
     const __m256i bits = load256(codes + kNibblesBytes);
     const __m256i fifth = _mm256_set1_epi8(16);
-    for (int v = 0; v < 2; ++v) {
-      const __m256i low = _mm256_slli_epi16(bits, 4 - (2 * kHalf + v));
-      const __m256i high = _mm256_srli_epi16(bits, 2 * kHalf + v);
-      w[v] = _mm256_or_si256(w[v], _mm256_and_si256(low, fifth));
-      w[2 + v] = _mm256_or_si256(w[2 + v], _mm256_and_si256(high, fifth));
-    }
+    low = _mm256_or_si256(low, _mm256_and_si256(_mm256_slli_epi16(bits, 4 - i), fifth));
+    high = _mm256_or_si256(high, _mm256_and_si256(_mm256_srli_epi16(bits, i), fifth));
   }
   if constexpr (kBits == 6) {
     const __m256i upper = _mm256_set1_epi8(48);
-    for (int side = 0; side < 2; ++side) {
-      const __m256i pairs = load256(codes + kNibblesBytes + 32 * side);
-      const __m256i first = kHalf == 0 ? _mm256_slli_epi16(pairs, 4) : pairs;
-      const __m256i second = kHalf == 0 ? _mm256_slli_epi16(pairs, 2) : _mm256_srli_epi16(pairs, 2);
-      w[2 * side] = _mm256_or_si256(w[2 * side], _mm256_and_si256(first, upper));
-      w[2 * side + 1] = _mm256_or_si256(w[2 * side + 1], _mm256_and_si256(second, upper));
-    }
+    low = _mm256_or_si256(low, _mm256_and_si256(shift_pairs<i>(codes + kNibblesBytes), upper));
+    high =
+        _mm256_or_si256(high, _mm256_and_si256(shift_pairs<i>(codes + kNibblesBytes + 32), upper));
   }
-}
-
-// Products of operand i of a quad with the activations of its step, pairs added: 16 x int16.
-template <int kHalf>
-HEADRACE_INLINE __m256i multiply(const __m256i (&w)[4], const A8Group& a, int i) {
-  const int step = 2 * kHalf + (i & 1) + (i < 2 ? 0 : 4);
-  return _mm256_maddubs_epi16(w[i], broadcast32(a.codes + 4 * step));
 }
 
 // ---- weight formats ----
@@ -88,6 +88,7 @@ struct Flat {
   static constexpr bool kMinimum = kHasMinimum;
   static constexpr int kOffset = kHasMinimum ? 0 : 1 << (kBits - 1);
   static constexpr int kGroups = 1;
+  static constexpr int kTiles = 2;
   static constexpr size_t kCodes = 0;
   static constexpr size_t kGroupBytes = kNibblesBytes + (kBits == 5 ? kBitsBytes : 0);
   static constexpr size_t kBytes = kGroupBytes + (kHasMinimum ? 2 : 1) * kX8Bytes;
@@ -110,6 +111,7 @@ struct Super45 {
   static constexpr bool kMinimum = true;
   static constexpr int kOffset = 0;
   static constexpr int kGroups = kSuperGroups;
+  static constexpr int kTiles = 2;
   static constexpr size_t kCodes = kSuperCodes;
   static constexpr size_t kGroupBytes = kNibblesBytes + (kBits == 5 ? kBitsBytes : 0);
   static constexpr size_t kBytes = kSuperCodes + kSuperGroups * kGroupBytes;
@@ -142,6 +144,7 @@ struct Q6_K {
   static constexpr bool kMinimum = false;
   static constexpr int kOffset = 32;
   static constexpr int kGroups = kSuperGroups;
+  static constexpr int kTiles = 1;
   static constexpr size_t kCodes = kQ6_KCodes;
   static constexpr size_t kGroupBytes = kNibblesBytes + kPairsBytes;
   static constexpr size_t kBytes = kQ6_KBytes;
@@ -166,117 +169,174 @@ struct Q6_K {
   }
 };
 
-// ---- one group of 32 inputs: a tile by R rows ----
+// ---- one group of 32 inputs: T tiles by R rows ----
 
-template <int kBits, int kHalf, int R>
-HEADRACE_INLINE void add_quad(const uint8_t* codes, const Shared& s, const uint8_t* act,
-                              size_t act_bytes, __m256i (&words)[R], __m256i (&sums)[R]) {
-  __m256i w[4];
-  load_quad<kBits, kHalf>(codes, w);
+// Sums on the way from products to a group's total. `low` (and, with two multipliers, `high` for
+// steps 4..7) are int16 sums of pairs; `total` is int32.
+template <int T, int R>
+struct Sums {
+  __m256i low[T][R];
+  __m256i high[T][R];
+  __m256i total[T][R];
+};
+
+template <class F, int T, int R, int i>
+HEADRACE_INLINE void add_pair(const uint8_t* const (&codes)[T], const Shared (&s)[T],
+                              const uint8_t* act, size_t act_bytes, Sums<T, R>& sums) {
+  constexpr bool kOdd = i % 2 == 1;
+  __m256i low[T], high[T];
+  for (int t = 0; t < T; ++t) load_pair<F::kBits, i>(codes[t], low[t], high[t]);
   for (int r = 0; r < R; ++r) {
     const A8Group& a = *reinterpret_cast<const A8Group*>(act + act_bytes * r);
-    const __m256i low = _mm256_add_epi16(multiply<kHalf>(w, a, 0), multiply<kHalf>(w, a, 1));
-    const __m256i high = _mm256_add_epi16(multiply<kHalf>(w, a, 2), multiply<kHalf>(w, a, 3));
-    if constexpr (kBits == 6) {
-      const __m256i both =
-          _mm256_add_epi32(_mm256_madd_epi16(low, s.low), _mm256_madd_epi16(high, s.high));
-      sums[r] = kHalf == 0 ? both : _mm256_add_epi32(sums[r], both);
-      continue;
-    }
-    const __m256i quad = _mm256_add_epi16(low, high);
-    if constexpr (kBits == 5) {
-      const __m256i wide = _mm256_madd_epi16(quad, s.low);
-      sums[r] = kHalf == 0 ? wide : _mm256_add_epi32(sums[r], wide);
-    } else if constexpr (kHalf == 0) {
-      words[r] = quad;
-    } else {
-      sums[r] = _mm256_madd_epi16(_mm256_add_epi16(words[r], quad), s.low);
+    const __m256i first = broadcast32(a.codes + 4 * i);
+    const __m256i second = broadcast32(a.codes + 4 * i + 16);
+    for (int t = 0; t < T; ++t) {
+      __m256i products = _mm256_maddubs_epi16(low[t], first);
+      __m256i others = _mm256_maddubs_epi16(high[t], second);
+      if constexpr (F::kBits == 6) {
+        if (kOdd) products = _mm256_add_epi16(products, sums.low[t][r]);
+        if (kOdd) others = _mm256_add_epi16(others, sums.high[t][r]);
+        sums.high[t][r] = others;
+      } else {
+        products = _mm256_add_epi16(products, others);
+        if (F::kBits == 4 ? i > 0 : kOdd) products = _mm256_add_epi16(products, sums.low[t][r]);
+      }
+      sums.low[t][r] = products;
+      settle(sums.low[t][r]);
+      if constexpr (F::kBits == 4 ? i == 3 : kOdd) {
+        __m256i wide = _mm256_madd_epi16(products, s[t].low);
+        if (F::kBits == 6) wide = _mm256_add_epi32(wide, _mm256_madd_epi16(others, s[t].high));
+        if (F::kBits > 4 && i == 3) wide = _mm256_add_epi32(wide, sums.total[t][r]);
+        sums.total[t][r] = wide;
+        settle(sums.total[t][r]);
+      }
     }
   }
 }
 
-template <class F, int R>
-HEADRACE_INLINE void add_group(const uint8_t* codes, const Shared& s, const uint8_t* act,
-                               size_t act_bytes, __m256 (&acc)[R]) {
-  __m256i words[R], sums[R];
-  add_quad<F::kBits, 0>(codes, s, act, act_bytes, words, sums);
-  add_quad<F::kBits, 1>(codes, s, act, act_bytes, words, sums);
+template <class F, int T, int R>
+HEADRACE_INLINE void add_group(const uint8_t* const (&codes)[T], const Shared (&s)[T],
+                               const uint8_t* act, size_t act_bytes, __m256 (&acc)[T][R]) {
+  Sums<T, R> sums;
+  add_pair<F, T, R, 0>(codes, s, act, act_bytes, sums);
+  add_pair<F, T, R, 1>(codes, s, act, act_bytes, sums);
+  add_pair<F, T, R, 2>(codes, s, act, act_bytes, sums);
+  add_pair<F, T, R, 3>(codes, s, act, act_bytes, sums);
   for (int r = 0; r < R; ++r) {
     const A8Group& a = *reinterpret_cast<const A8Group*>(act + act_bytes * r);
-    __m256i sum = sums[r];
-    if constexpr (F::kBits == 6) {
-      const __m256i halves = _mm256_madd_epi16(s.both, broadcast32(a.half_sums));
-      sum = _mm256_sub_epi32(sum, _mm256_slli_epi32(halves, 5));
-    } else if constexpr (F::kOffset != 0) {
-      const __m256i offset = _mm256_set1_epi16(F::kOffset);
-      sum = _mm256_sub_epi32(sum, _mm256_madd_epi16(offset, broadcast32(a.half_sums)));
-    }
-    const __m256 scale = _mm256_mul_ps(s.scale, _mm256_broadcast_ss(&a.scale));
-    acc[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), scale, acc[r]);
-    if constexpr (F::kMinimum) {
-      acc[r] = _mm256_fmadd_ps(s.minimum, _mm256_broadcast_ss(&a.scaled_sum), acc[r]);
+    for (int t = 0; t < T; ++t) {
+      __m256i sum = sums.total[t][r];
+      if constexpr (F::kBits == 6) {
+        const __m256i halves = _mm256_madd_epi16(s[t].both, broadcast32(a.half_sums));
+        sum = _mm256_sub_epi32(sum, _mm256_slli_epi32(halves, 5));
+      } else if constexpr (F::kOffset != 0) {
+        const __m256i offset = _mm256_set1_epi16(F::kOffset);
+        sum = _mm256_sub_epi32(sum, _mm256_madd_epi16(offset, broadcast32(a.half_sums)));
+      }
+      const __m256 scale = _mm256_mul_ps(s[t].scale, _mm256_broadcast_ss(&a.scale));
+      acc[t][r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), scale, acc[t][r]);
+      if constexpr (F::kMinimum) {
+        acc[t][r] = _mm256_fmadd_ps(s[t].minimum, _mm256_broadcast_ss(&a.scaled_sum), acc[t][r]);
+      }
     }
   }
 }
 
 // ---- T tiles by R rows over all inputs ----
 
+struct Span {
+  const uint8_t* w;
+  size_t tile_bytes;
+  int32_t k;
+  const uint8_t* act;
+  size_t act_bytes;
+  const uint8_t* next;  // the weights that are read after these, or nullptr
+};
+
+// Requests kBytes of the next weights into L2 and steps over them: the hardware stops looking ahead
+// while rows are multiplied by weights that are already near.
+template <size_t kBytes>
+HEADRACE_INLINE void fetch_ahead(const uint8_t*& next) {
+  if (next == nullptr) return;
+  for (size_t i = 0; i < kBytes; i += 64) {
+    _mm_prefetch(reinterpret_cast<const char*>(next + i), _MM_HINT_T1);
+  }
+  next += kBytes;
+}
+
 // Formats with int8 activations.
 template <class F>
 struct A8Product {
-  static constexpr int kDecodeTiles = 2;  // tiles at one row: independent chains of additions
-  static constexpr int kTiles = 1;
+  static constexpr int kDecodeTiles = 1;
+  static constexpr int kTiles = F::kTiles;
 
   template <int T, int R>
-  static HEADRACE_INLINE void run(const uint8_t* w, size_t tile_bytes, int32_t k,
-                                  const uint8_t* act, size_t act_bytes, __m256 (&acc)[T][R]) {
-    for (int32_t i = 0; i < k; i += F::kGroups * kGroupLen, w += F::kBytes) {
+  static HEADRACE_INLINE void run(Span span, __m256 (&acc)[T][R]) {
+    const uint8_t* w = span.w;
+    const uint8_t* act = span.act;
+    const size_t tile_bytes = span.tile_bytes;
+    for (int32_t i = 0; i < span.k; i += F::kGroups * kGroupLen, w += F::kBytes) {
       typename F::Head heads[T];
       for (int t = 0; t < T; ++t) heads[t] = F::head(w + tile_bytes * t);
       for (int g = 0; g < F::kGroups; ++g, act += sizeof(A8Group)) {
+        const uint8_t* codes[T];
+        Shared shared[T];
         for (int t = 0; t < T; ++t) {
-          const uint8_t* unit = w + tile_bytes * t;
-          const Shared s = F::shared(unit, g, heads[t]);
-          add_group<F>(unit + F::kCodes + F::kGroupBytes * g, s, act, act_bytes, acc[t]);
+          codes[t] = w + tile_bytes * t + F::kCodes + F::kGroupBytes * g;
+          shared[t] = F::shared(w + tile_bytes * t, g, heads[t]);
         }
+        add_group<F>(codes, shared, act, span.act_bytes, acc);
+        fetch_ahead<T * F::kBytes / F::kGroups>(span.next);
       }
     }
   }
 };
 
 struct Q8_0Product {
-  static constexpr int kDecodeTiles = 2;
-  static constexpr int kTiles = 1;
+  static constexpr int kDecodeTiles = 1;
+  static constexpr int kTiles = 2;
 
-  template <int R>
-  static HEADRACE_INLINE void add_group(const uint8_t* unit, const uint8_t* act, size_t act_bytes,
-                                        __m256 (&acc)[R]) {
-    __m256i sums[R];
+  template <int T, int R>
+  static HEADRACE_INLINE void add_group(const uint8_t* unit, size_t tile_bytes, const uint8_t* act,
+                                        size_t act_bytes, __m256 (&acc)[T][R]) {
+    __m256i sums[T][R];
+    HEADRACE_UNROLL
     for (int i = 0; i < 8; ++i) {
-      const __m256i raw = load256(unit + 32 * i);
-      const __m256i low = _mm256_srai_epi16(_mm256_slli_epi16(raw, 8), 8);
-      const __m256i high = _mm256_srai_epi16(raw, 8);
+      __m256i low[T], high[T];
+      for (int t = 0; t < T; ++t) {
+        const __m256i raw = load256(unit + tile_bytes * t + 32 * i);
+        low[t] = _mm256_srai_epi16(_mm256_slli_epi16(raw, 8), 8);
+        high[t] = _mm256_srai_epi16(raw, 8);
+      }
       for (int r = 0; r < R; ++r) {
         const A16Group& a = *reinterpret_cast<const A16Group*>(act + act_bytes * r);
-        const __m256i first = _mm256_madd_epi16(low, broadcast32(a.codes + 4 * i));
-        const __m256i second = _mm256_madd_epi16(high, broadcast32(a.codes + 4 * i + 2));
-        const __m256i both = _mm256_add_epi32(first, second);
-        sums[r] = i == 0 ? both : _mm256_add_epi32(sums[r], both);
+        const __m256i first = broadcast32(a.codes + 4 * i);
+        const __m256i second = broadcast32(a.codes + 4 * i + 2);
+        for (int t = 0; t < T; ++t) {
+          const __m256i both = _mm256_add_epi32(_mm256_madd_epi16(low[t], first),
+                                                _mm256_madd_epi16(high[t], second));
+          sums[t][r] = i == 0 ? both : _mm256_add_epi32(sums[t][r], both);
+          settle(sums[t][r]);
+        }
       }
     }
-    const __m256 d = load_x8(unit + kBytesBytes);
-    for (int r = 0; r < R; ++r) {
-      const A16Group& a = *reinterpret_cast<const A16Group*>(act + act_bytes * r);
-      const __m256 scale = _mm256_mul_ps(d, _mm256_broadcast_ss(&a.scale));
-      acc[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[r]), scale, acc[r]);
+    for (int t = 0; t < T; ++t) {
+      const __m256 d = load_x8(unit + tile_bytes * t + kBytesBytes);
+      for (int r = 0; r < R; ++r) {
+        const A16Group& a = *reinterpret_cast<const A16Group*>(act + act_bytes * r);
+        const __m256 scale = _mm256_mul_ps(d, _mm256_broadcast_ss(&a.scale));
+        acc[t][r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[t][r]), scale, acc[t][r]);
+      }
     }
   }
 
   template <int T, int R>
-  static HEADRACE_INLINE void run(const uint8_t* w, size_t tile_bytes, int32_t k,
-                                  const uint8_t* act, size_t act_bytes, __m256 (&acc)[T][R]) {
-    for (int32_t i = 0; i < k; i += kGroupLen, w += kQ8_0Bytes, act += sizeof(A16Group)) {
-      for (int t = 0; t < T; ++t) add_group(w + tile_bytes * t, act, act_bytes, acc[t]);
+  static HEADRACE_INLINE void run(Span span, __m256 (&acc)[T][R]) {
+    for (int32_t i = 0; i < span.k; i += kGroupLen) {
+      add_group(span.w, span.tile_bytes, span.act, span.act_bytes, acc);
+      span.w += kQ8_0Bytes;
+      span.act += sizeof(A16Group);
+      fetch_ahead<T * kQ8_0Bytes>(span.next);
     }
   }
 };
@@ -304,17 +364,21 @@ struct FloatProduct {
   static constexpr int kTiles = 2;
 
   template <int T, int R>
-  static HEADRACE_INLINE void run(const uint8_t* w, size_t tile_bytes, int32_t k,
-                                  const uint8_t* act, size_t act_bytes, __m256 (&acc)[T][R]) {
-    for (int32_t i = 0; i < k; ++i, w += kTileN * sizeof(Element), act += sizeof(float)) {
+  static HEADRACE_INLINE void run(Span span, __m256 (&acc)[T][R]) {
+    constexpr size_t kBytes = kTileN * sizeof(Element);
+    const uint8_t* w = span.w;
+    const uint8_t* act = span.act;
+    for (int32_t i = 0; i < span.k; ++i, w += kBytes, act += sizeof(float)) {
       __m256 weights[T];
       for (int t = 0; t < T; ++t) {
-        weights[t] = load_weights(reinterpret_cast<const Element*>(w + tile_bytes * t));
+        weights[t] = load_weights(reinterpret_cast<const Element*>(w + span.tile_bytes * t));
       }
       for (int r = 0; r < R; ++r) {
-        const __m256 a = _mm256_broadcast_ss(reinterpret_cast<const float*>(act + act_bytes * r));
+        const __m256 a =
+            _mm256_broadcast_ss(reinterpret_cast<const float*>(act + span.act_bytes * r));
         for (int t = 0; t < T; ++t) acc[t][r] = _mm256_fmadd_ps(a, weights[t], acc[t][r]);
       }
+      fetch_ahead<T * kBytes>(span.next);
     }
   }
 };
@@ -347,49 +411,68 @@ void store_tile(const Job& job, int32_t tile, int32_t row, __m256 acc) {
 }
 
 template <class P, int T, int R>
-void run_block(const Job& job, int32_t tile, int32_t row) {
+void run_block(const Job& job, int32_t tile, int32_t row, const uint8_t* next) {
   __m256 acc[T][R];
   for (int t = 0; t < T; ++t) {
     for (int r = 0; r < R; ++r) acc[t][r] = _mm256_setzero_ps();
   }
   const PackedMatrix& w = job.w;
-  P::template run<T, R>(w.data + w.tile_bytes * tile, w.tile_bytes, w.k,
-                        job.act + job.act_bytes * row, job.act_bytes, acc);
+  P::template run<T, R>({w.data + w.tile_bytes * tile, w.tile_bytes, w.k,
+                         job.act + job.act_bytes * row, job.act_bytes, next},
+                        acc);
+  HEADRACE_UNROLL
   for (int t = 0; t < T; ++t) {
+    HEADRACE_UNROLL
     for (int r = 0; r < R; ++r) store_tile(job, tile + t, row + r, acc[t][r]);
   }
 }
 
+struct Range {
+  int32_t begin;
+  int32_t end;
+};
+
+const uint8_t* weights_of(const Job& job, int32_t tile, int32_t tile_end) {
+  return tile < tile_end ? job.w.data + job.w.tile_bytes * tile : nullptr;
+}
+
+// T tiles by the rows; the first rows also look ahead for the tiles after them.
 template <class P, int T>
-void run_rows(const Job& job, int32_t tile, int32_t row_begin, int32_t row_end) {
-  int32_t row = row_begin;
-  for (; row + 4 <= row_end; row += 4) run_block<P, T, 4>(job, tile, row);
-  if (row + 2 <= row_end) {
-    run_block<P, T, 2>(job, tile, row);
-    row += 2;
+void run_rows(const Job& job, int32_t tile, int32_t tile_end, Range rows) {
+  const uint8_t* next = weights_of(job, tile + T, tile_end);
+  int32_t row = rows.begin;
+  for (; row + 4 <= rows.end; row += 4, next = nullptr) run_block<P, T, 4>(job, tile, row, next);
+  switch (rows.end - row) {
+    case 3:
+      return run_block<P, T, 3>(job, tile, row, next);
+    case 2:
+      return run_block<P, T, 2>(job, tile, row, next);
+    case 1:
+      return run_block<P, T, 1>(job, tile, row, next);
   }
-  if (row < row_end) run_block<P, T, 1>(job, tile, row);
 }
 
 template <class P>
-void run_product(const Job& job, int32_t tile_begin, int32_t tile_end, int32_t rows) {
-  if (rows == 1) {
-    int32_t tile = tile_begin;
-    for (; tile + P::kDecodeTiles <= tile_end; tile += P::kDecodeTiles) {
-      run_block<P, P::kDecodeTiles, 1>(job, tile, 0);
-    }
-    for (; tile < tile_end; ++tile) run_block<P, 1, 1>(job, tile, 0);
-    return;
+void run_one_row(const Job& job, Range tiles) {
+  constexpr int T = P::kDecodeTiles;
+  int32_t tile = tiles.begin;
+  for (; tile + T <= tiles.end; tile += T) {
+    run_block<P, T, 1>(job, tile, 0, weights_of(job, tile + T, tiles.end));
   }
+  for (; tile < tiles.end; ++tile) run_block<P, 1, 1>(job, tile, 0, nullptr);
+}
+
+template <class P>
+void run_product(const Job& job, Range tiles, int32_t rows) {
+  if (rows == 1) return run_one_row<P>(job, tiles);
+  constexpr int T = P::kTiles;
   const auto fitting = static_cast<int32_t>(kRowBlockBytes / job.act_bytes) / 4 * 4;
   const int32_t block = fitting < 4 ? 4 : fitting;
   for (int32_t row = 0; row < rows; row += block) {
-    const int32_t row_end = row + block < rows ? row + block : rows;
-    int32_t tile = tile_begin;
-    for (; tile + P::kTiles <= tile_end; tile += P::kTiles) {
-      run_rows<P, P::kTiles>(job, tile, row, row_end);
-    }
-    for (; tile < tile_end; ++tile) run_rows<P, 1>(job, tile, row, row_end);
+    const Range part = {row, row + block < rows ? row + block : rows};
+    int32_t tile = tiles.begin;
+    for (; tile + T <= tiles.end; tile += T) run_rows<P, T>(job, tile, tiles.end, part);
+    for (; tile < tiles.end; ++tile) run_rows<P, 1>(job, tile, tiles.end, part);
   }
 }
 
@@ -398,32 +481,34 @@ void run_product(const Job& job, int32_t tile_begin, int32_t tile_end, int32_t r
 void gemm(const PackedMatrix& w, int32_t tile_begin, int32_t tile_end, const uint8_t* act,
           int32_t rows, const float* bias, float* out, int64_t ldo) {
   const Job job = {w, act, act_row_bytes(act_kind(w.dtype), w.k), bias, out, ldo};
+  const Range tiles = {tile_begin, tile_end};
   switch (w.dtype) {
     case DType::f32:
-      return run_product<FloatProduct<float>>(job, tile_begin, tile_end, rows);
+      return run_product<FloatProduct<float>>(job, tiles, rows);
     case DType::f16:
-      return run_product<FloatProduct<Half>>(job, tile_begin, tile_end, rows);
+      return run_product<FloatProduct<Half>>(job, tiles, rows);
     case DType::bf16:
-      return run_product<FloatProduct<Bfloat>>(job, tile_begin, tile_end, rows);
+      return run_product<FloatProduct<Bfloat>>(job, tiles, rows);
     case DType::q4_0:
-      return run_product<A8Product<Flat<4, false>>>(job, tile_begin, tile_end, rows);
+      return run_product<A8Product<Flat<4, false>>>(job, tiles, rows);
     case DType::q4_1:
-      return run_product<A8Product<Flat<4, true>>>(job, tile_begin, tile_end, rows);
+      return run_product<A8Product<Flat<4, true>>>(job, tiles, rows);
     case DType::q5_0:
-      return run_product<A8Product<Flat<5, false>>>(job, tile_begin, tile_end, rows);
+      return run_product<A8Product<Flat<5, false>>>(job, tiles, rows);
     case DType::q5_1:
-      return run_product<A8Product<Flat<5, true>>>(job, tile_begin, tile_end, rows);
+      return run_product<A8Product<Flat<5, true>>>(job, tiles, rows);
     case DType::q8_0:
-      return run_product<Q8_0Product>(job, tile_begin, tile_end, rows);
+      return run_product<Q8_0Product>(job, tiles, rows);
     case DType::q4_k:
-      return run_product<A8Product<Super45<4>>>(job, tile_begin, tile_end, rows);
+      return run_product<A8Product<Super45<4>>>(job, tiles, rows);
     case DType::q5_k:
-      return run_product<A8Product<Super45<5>>>(job, tile_begin, tile_end, rows);
+      return run_product<A8Product<Super45<5>>>(job, tiles, rows);
     case DType::q6_k:
-      return run_product<A8Product<Q6_K>>(job, tile_begin, tile_end, rows);
+      return run_product<A8Product<Q6_K>>(job, tiles, rows);
   }
 }
 
+#undef HEADRACE_UNROLL
 #undef HEADRACE_INLINE
 
 }  // namespace headrace::avx2
