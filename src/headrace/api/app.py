@@ -1,24 +1,118 @@
-"""The ASGI application: routes of the HTTP API over one gateway."""
+"""The ASGI application: the routes of the HTTP API over one gateway."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
+import msgspec
 from starlette.exceptions import HTTPException
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from headrace.api import models, openapi, probes, tokens, ui
 from headrace.api.exchange import Exchange
 from headrace.api.guard import Guard
 from headrace.api.openai.chat import chat_completions
-from headrace.api.probes import livez, metrics, readyz, version
+from headrace.api.openai.completions import completions
+from headrace.api.openai.responses import ChatResponse, CompletionResponse
+from headrace.api.openai.types import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+from headrace.api.openapi import Operation, build_openapi
 from headrace.gateway.gateway import Gateway
-
-logger = logging.getLogger("headrace.api")
+from headrace.observe.metrics import CONTENT_TYPE
 
 Endpoint: TypeAlias = Callable[[Exchange], Awaitable[None]]
+
+# Every route; those below /v1 are served without that prefix, too.
+ENDPOINTS: list[tuple[Operation, Endpoint]] = [
+    (
+        Operation(
+            "/v1/chat/completions",
+            "POST",
+            "Answer a conversation",
+            "openai",
+            ChatRequest,
+            ChatResponse,
+            events=True,
+        ),
+        chat_completions,
+    ),
+    (
+        Operation(
+            "/v1/completions",
+            "POST",
+            "Continue prompts",
+            "openai",
+            CompletionRequest,
+            CompletionResponse,
+            events=True,
+        ),
+        completions,
+    ),
+    (
+        Operation("/v1/models", "GET", "List models", "openai", response=models.ModelList),
+        models.list_models,
+    ),
+    (
+        Operation(
+            "/v1/models/{model_id}", "GET", "Show a model", "openai", response=models.ModelCard
+        ),
+        models.get_model,
+    ),
+    (
+        Operation(
+            "/tokenize",
+            "POST",
+            "Token ids of a text or conversation",
+            "text",
+            TokenizeRequest,
+            tokens.TokenizeResponse,
+        ),
+        tokens.tokenize,
+    ),
+    (
+        Operation(
+            "/detokenize",
+            "POST",
+            "Text of token ids",
+            "text",
+            DetokenizeRequest,
+            tokens.DetokenizeResponse,
+        ),
+        tokens.detokenize,
+    ),
+    (
+        Operation(
+            "/livez", "GET", "The process runs", "probes", response=openapi.Status, is_public=True
+        ),
+        probes.livez,
+    ),
+    (
+        Operation(
+            "/readyz", "GET", "Models serve", "probes", response=openapi.Status, is_public=True
+        ),
+        probes.readyz,
+    ),
+    (
+        Operation(
+            "/health", "GET", "As /readyz", "probes", response=openapi.Status, is_public=True
+        ),
+        probes.readyz,
+    ),
+    (
+        Operation("/version", "GET", "The version", "probes", response=openapi.Version),
+        probes.version,
+    ),
+    (
+        Operation("/metrics", "GET", "Prometheus metrics", "probes", content_type=CONTENT_TYPE),
+        probes.metrics,
+    ),
+]
 
 
 class EndpointApp:
@@ -28,28 +122,39 @@ class EndpointApp:
         self.endpoint = endpoint
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Guard has put the exchange into the scope."""
         await self.endpoint(scope["headrace.exchange"])
 
 
-def build_app(gateway: Gateway) -> ASGIApp:
-    """The application; `Guard` in front of the router checks every request."""
-    routes = [
-        Route(path, EndpointApp(endpoint), methods=[method]) for path, method, endpoint in ROUTES
+class _Document:
+    """GET /openapi.json."""
+
+    def __init__(self, with_key: bool) -> None:
+        document = build_openapi([op for op, _ in ENDPOINTS], with_key=with_key)
+        self._data = msgspec.json.encode(document)
+
+    async def __call__(self, exchange: Exchange) -> None:
+        await exchange.respond(self._data)
+
+
+def build_routes(gateway: Gateway) -> list[Route]:
+    """All routes of a gateway."""
+    pairs = [(op.path, op.method, endpoint) for op, endpoint in ENDPOINTS]
+    pairs += [(p.removeprefix("/v1"), m, e) for p, m, e in pairs if p.startswith("/v1/")]
+    pairs.append(("/openapi.json", "GET", _Document(gateway.config.api_key is not None)))
+    if gateway.config.ui:
+        pairs += [(path, "GET", ui.UiAsset(path)) for path in sorted(ui.PATHS)]
+    return [
+        Route(path.replace("{model_id}", "{model_id:path}"), EndpointApp(e), methods=[method])
+        for path, method, e in pairs
     ]
-    router = Router(routes, redirect_slashes=False, default=_not_found)
-    return Guard(gateway, router, frozenset())
+
+
+def build_app(gateway: Gateway) -> ASGIApp:
+    """The application; Guard stands before the router and checks every request."""
+    router = Router(build_routes(gateway), redirect_slashes=False, default=_not_found)
+    return Guard(gateway, router, ui.PATHS if gateway.config.ui else frozenset())
 
 
 async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
     raise HTTPException(404)
-
-
-ROUTES: list[tuple[str, str, Endpoint]] = [
-    ("/v1/chat/completions", "POST", chat_completions),
-    ("/chat/completions", "POST", chat_completions),
-    ("/livez", "GET", livez),
-    ("/readyz", "GET", readyz),
-    ("/health", "GET", readyz),
-    ("/version", "GET", version),
-    ("/metrics", "GET", metrics),
-]

@@ -198,8 +198,8 @@ class EngineLoop:
     def _logprob(self, entry: EngineLogprob) -> TokenLogprob:
         text, raw = self._tokenizer.token_text, self._tokenizer.decode_bytes
         token = entry.token_id
-        top = [(i, text(i), raw(i, skip_special=False), value) for i, value in entry.top]
-        return TokenLogprob(token, text(token), raw(token, skip_special=False), entry.logprob, top)
+        top = [(i, text(i), raw(i), value) for i, value in entry.top]
+        return TokenLogprob(token, text(token), raw(token), entry.logprob, top)
 
     def _progress(self) -> Progress:
         stats = self._engine.stats

@@ -70,7 +70,7 @@ async def _gather(job: Job, request: ChatRequest, stream: RequestStream) -> Chat
         logprobs[choice].append(chat_logprob(entry))
 
     def on_prompt(_: int, entry: TokenLogprob | None) -> None:
-        prompt.append(prompt_logprob(entry))
+        prompt.append(prompt_logprob(entry, params.prompt_logprobs or 0))
 
     gathered = Gathered(1, params.n, on_logprobs=on_logprobs, on_prompt=on_prompt)
     await gathered.collect(stream)

@@ -178,14 +178,16 @@ class CompletionChunks:
         *,
         echo: Sequence[str] | None = None,
         tokens: Sequence[Sequence[tuple[str, bytes]]] | None = None,
-        with_logprobs: bool = False,
+        num_logprobs: int | None = None,
     ) -> None:
         head = shape.head("text_completion")
         self._tail = _Tail(shape, head)
         self._shape = shape
         total = shape.num_choices * len(shape.prompts)
         self._text = [head + b'{"index":%d,"text":' % i for i in range(total)]
-        self._logprobs = [CompletionLogprobs() for _ in range(total)] if with_logprobs else None
+        self._logprobs = None
+        if num_logprobs is not None:
+            self._logprobs = [CompletionLogprobs(num_logprobs) for _ in range(total)]
         self._echo = echo
         self._echoed = [echo is None] * total
         self._tokens = tokens

@@ -69,6 +69,12 @@ def ignored_header(names: list[str]) -> list[tuple[bytes, bytes]]:
 
 def completion_params(request: CompletionRequest) -> SamplingParams:
     """SamplingParams of a completion. With `echo`, `logprobs` covers the prompt too."""
+    if request.best_of is not None and request.best_of != (request.n or 1):
+        raise RequestError(
+            "best_of other than n is not supported by this server.",
+            param="best_of",
+            code="unsupported_parameter",
+        )
     max_tokens = request.max_tokens
     prompt_logprobs = request.prompt_logprobs
     if request.echo and request.logprobs is not None:

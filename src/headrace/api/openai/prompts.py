@@ -53,13 +53,15 @@ def encode_text(text: ModelText, prompt: str, room: Room, param: str) -> list[in
     return ids
 
 
-def completion_prompts(text: ModelText, prompt: str | list[Any], room: Room) -> list[list[int]]:
+def completion_prompts(
+    text: ModelText, prompt: str | list[str | int | list[int]], room: Room
+) -> list[list[int]]:
     """Ids of every prompt of a completion request."""
     if isinstance(prompt, str):
         return [encode_text(text, prompt, room, "prompt")]
     if not prompt:
         raise RequestError("prompt holds nothing.", param="prompt", code="invalid_value")
-    if type(prompt[0]) is int:
+    if isinstance(prompt[0], int):
         return [_checked_ids(text, prompt, room, "prompt")]
     if len(prompt) > MAX_PROMPTS:
         raise RequestError(
@@ -84,12 +86,13 @@ def _not_a_prompt(param: str) -> RequestError:
     )
 
 
-def _checked_ids(text: ModelText, ids: list[Any], room: Room, param: str) -> list[int]:
-    if not ids:
+def _checked_ids(text: ModelText, given: Sequence[object], room: Room, param: str) -> list[int]:
+    if not given:
         raise RequestError(f"{param} is empty.", param=param, code="invalid_value")
-    if len(ids) > room.limit:
+    if len(given) > room.limit:
         raise room.too_long(param)
-    if not all(type(token) is int for token in ids):
+    ids = [token for token in given if isinstance(token, int)]
+    if len(ids) != len(given):
         raise _not_a_prompt(param)
     vocab_size = text.tokenizer.vocab_size
     if min(ids) < 0 or max(ids) >= vocab_size:

@@ -153,7 +153,8 @@ class CompletionLogprobs:
     An offset counts the characters before a token's first byte, prompt included when it is echoed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_top: int) -> None:
+        self._num_top = num_top
         self._tokens: list[bytes] = []
         self._logprobs: list[bytes] = []
         self._tops: list[bytes] = []
@@ -171,7 +172,7 @@ class CompletionLogprobs:
             text, raw = entry.text, entry.raw
             self._logprobs.append(encode(max(entry.logprob, MIN_LOGPROB)))
             top: dict[str, float] = {}
-            for _, shown, _, value in entry.top:
+            for _, shown, _, value in entry.top[: self._num_top]:
                 top.setdefault(shown, max(value, MIN_LOGPROB))
             top.setdefault(text, max(entry.logprob, MIN_LOGPROB))
             self._tops.append(encode(top))
@@ -204,12 +205,12 @@ def num_characters(raw: bytes) -> int:
     return sum(1 for byte in raw if byte & 0xC0 != 0x80)
 
 
-def prompt_logprob(entry: TokenLogprob | None) -> bytes:
+def prompt_logprob(entry: TokenLogprob | None, num_top: int) -> bytes:
     """JSON of one item of `prompt_logprobs`: null, or alternatives by token id with their ranks."""
     if entry is None:
         return b"null"
     shown: dict[str, dict[str, Any]] = {}
-    for rank, (token, text, _, value) in enumerate(entry.top, 1):
+    for rank, (token, text, _, value) in enumerate(entry.top[:num_top], 1):
         logprob = max(value, MIN_LOGPROB)
         shown[str(token)] = {"logprob": logprob, "rank": rank, "decoded_token": text}
     if str(entry.token_id) not in shown:

@@ -74,7 +74,9 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
 class CompletionRequest(GenerationRequest, kw_only=True):
     """Body of POST /v1/completions. `prompt`: a text, texts, token ids, or lists of token ids."""
 
-    prompt: str | list[Any]
+    prompt: str | list[str | TokenId | list[TokenId]]
+    # Only with as many as are returned: nothing here ranks choices.
+    best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     echo: bool | None = None
     logprobs: NumLogprobs | None = None
 
@@ -134,7 +136,6 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "allowed_token_ids": (None, []),
     "audio": (None,),
     "bad_words": (None, []),
-    "best_of": (None, 1),
     "cache_salt": (None,),
     "chat_template": (None,),
     "chat_template_kwargs": (None, {}),
