@@ -55,19 +55,18 @@ uint64_t add_vector(Weights& weights, const std::string& name, int32_t stored, i
 using BufferArgs = std::vector<std::tuple<std::string, int32_t, bool>>;
 using RopeArgs = std::vector<std::pair<std::vector<double>, bool>>;
 
-std::unique_ptr<Tape> make_tape(std::shared_ptr<Weights> weights, const BufferArgs& buffers,
-                                const RopeArgs& ropes, std::vector<int32_t> group_windows,
-                                const std::vector<std::pair<int32_t, int32_t>>& layers,
-                                int32_t layers_per_block, int32_t num_kv_heads, int32_t head_dim,
-                                int32_t vocab) {
+void construct_tape(Tape* self, std::shared_ptr<Weights> weights, const BufferArgs& buffers,
+                    const RopeArgs& ropes, std::vector<int32_t> group_windows,
+                    const std::vector<std::pair<int32_t, int32_t>>& layers,
+                    int32_t layers_per_block, int32_t num_kv_heads, int32_t head_dim,
+                    int32_t vocab) {
   std::vector<BufferSpec> specs;
   for (const auto& [name, width, wanted] : buffers) specs.push_back({name, width, wanted});
   std::vector<RopeTable> tables;
   for (const auto& [inv_freq, interleaved] : ropes) tables.push_back({inv_freq, interleaved});
   KVShape kv{std::move(group_windows), {}, layers_per_block, num_kv_heads, head_dim};
   for (const auto& [group, slot] : layers) kv.layers.push_back({group, slot});
-  return std::make_unique<Tape>(std::move(weights), std::move(specs), std::move(tables),
-                                std::move(kv), vocab);
+  new (self) Tape(std::move(weights), std::move(specs), std::move(tables), std::move(kv), vocab);
 }
 
 // ---- SamplingSpec ----
@@ -182,7 +181,7 @@ nb::tuple step(Model& model, nb::handle tokens, nb::handle positions, nb::handle
 
 void bind_tape(nb::module_& m) {
   nb::class_<Tape>(m, "Tape", "A Program lowered; every function raises ValueError for a misfit.")
-      .def(nb::new_(&make_tape), nb::kw_only(), nb::arg("weights"), nb::arg("buffers"),
+      .def("__init__", &construct_tape, nb::kw_only(), nb::arg("weights"), nb::arg("buffers"),
            nb::arg("ropes"), nb::arg("group_windows"), nb::arg("layers"),
            nb::arg("layers_per_block"), nb::arg("num_kv_heads"), nb::arg("head_dim"),
            nb::arg("vocab"))

@@ -35,7 +35,7 @@ Model::Model(std::shared_ptr<Pool> pool, Tape tape, int32_t num_blocks, int32_t 
       table_(tape_.table()),
       num_blocks_(require_range("number of KV blocks", num_blocks, 1, 1 << 30)),
       max_step_rows_(require_range("largest step", max_step_rows, 1, kMaxStepRows)),
-      checker_(tape_.kv(), tape_.vocab(), num_blocks, max_step_rows, tape_.has_head()) {
+      checker_(tape_.kv(), tape_.vocab(), num_blocks, max_step_rows) {
   const KVShape& kv = tape_.kv();
   const auto rows = static_cast<size_t>(max_step_rows_);
   const auto threads = static_cast<size_t>(pool_->num_threads());
@@ -98,7 +98,7 @@ StepOutput Model::step(StepPlan& plan, const std::vector<std::string>& buffers) 
 
 // What every layer needs of the rows, once per step.
 void Model::prepare(const StepPlan& plan) {
-  results_.resize(plan.wanted.size());
+  results_.assign(plan.wanted.size(), RowResult{-1, 0.0, true, {}, {}});
   for (size_t group = 0; group < row_blocks_.size(); ++group) {
     auto& blocks = row_blocks_[group];
     blocks.resize(plan.tokens.size());
@@ -129,7 +129,7 @@ void Model::copy_blocks(Pool::Lease& lease, const StepPlan& plan) {
 
 BufferRows Model::copy_buffer(int32_t index, const StepPlan& plan) const {
   const Buffer& from = buffer(index);
-  const int64_t rows = from.wanted ? static_cast<int64_t>(plan.wanted.size()) : plan.num_rows();
+  const int32_t rows = num_rows(from.wanted, plan);
   return {static_cast<int32_t>(from.width), std::vector<float>(from.row(0), from.row(rows))};
 }
 

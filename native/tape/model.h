@@ -21,7 +21,7 @@ struct BufferRows {
 };
 
 struct StepOutput {
-  std::vector<RowResult> rows;  // one per wanted row
+  std::vector<RowResult> rows;  // one per wanted row; all failed if the program has no head
   std::vector<BufferRows> buffers;
   double native_s;
 };
@@ -62,6 +62,9 @@ class Model {
   void run(Pool::Lease& lease, const HeadStage& stage, const StepPlan& plan);
   void sample(Pool::Lease& lease, const HeadStage& stage, const StepPlan& plan, int32_t first,
               int32_t rows);
+  int32_t num_rows(bool wanted, const StepPlan& plan) const {
+    return wanted ? static_cast<int32_t>(plan.wanted.size()) : plan.num_rows();
+  }
   BufferRows copy_buffer(int32_t index, const StepPlan& plan) const;
 
   std::shared_ptr<Pool> pool_;

@@ -22,12 +22,11 @@ void require(bool condition, const char* what, int64_t index, const char* messag
 }  // namespace
 
 PlanChecker::PlanChecker(const KVShape& kv, int32_t vocab, int32_t num_blocks,
-                         int32_t max_step_rows, bool has_head)
+                         int32_t max_step_rows)
     : kv_(kv),
       vocab_(vocab),
       num_blocks_(num_blocks),
       max_step_rows_(max_step_rows),
-      has_head_(has_head),
       written_(static_cast<size_t>(num_blocks), 0) {}
 
 void PlanChecker::check(StepPlan& plan, const std::vector<int32_t>& previous_samples) {
@@ -114,8 +113,6 @@ void PlanChecker::check_copies(const StepPlan& plan) const {
 void PlanChecker::check_wanted(const StepPlan& plan) const {
   require(plan.wanted.size() <= static_cast<size_t>(max_step_rows_), "wanted row", max_step_rows_,
           "is beyond the largest step");
-  require(plan.wanted.empty() || has_head_, "wanted row", 0,
-          "is asked of a program without a head");
   int32_t previous = 0;
   for (size_t i = 0; i < plan.wanted.size(); ++i) {
     const WantedEntry& entry = plan.wanted[i];

@@ -33,8 +33,7 @@ struct StepPlan {
 // Checks plans against a model. Keeps scratch, so one step at a time.
 class PlanChecker {
  public:
-  PlanChecker(const KVShape& kv, int32_t vocab, int32_t num_blocks, int32_t max_step_rows,
-              bool has_head);
+  PlanChecker(const KVShape& kv, int32_t vocab, int32_t num_blocks, int32_t max_step_rows);
 
   // Throws std::invalid_argument naming the entry at fault. Afterwards: rows, positions, sequences
   // and tables are consistent; every block that a row can read or write is in the arena; no block
@@ -54,7 +53,6 @@ class PlanChecker {
   int32_t vocab_;
   int32_t num_blocks_;
   int32_t max_step_rows_;
-  bool has_head_;
   // Per block, the number of the last check whose plan writes it: nothing is cleared per step.
   std::vector<uint64_t> written_;
   uint64_t check_number_ = 0;

@@ -21,7 +21,8 @@ void for_parts(const LinearStage& stage, int32_t begin, int32_t end, const Run& 
 }  // namespace
 
 void Model::run(Pool::Lease& lease, const LinearStage& stage, const StepPlan& plan) {
-  const int32_t rows = plan.num_rows();
+  const int32_t rows = num_rows(stage.wanted, plan);
+  if (rows == 0) return;
   const auto& out = buffer(stage.out);
   int32_t tiles = 0;
   size_t weight_bytes = 0;
@@ -49,7 +50,7 @@ void Model::run(Pool::Lease& lease, const LinearStage& stage, const StepPlan& pl
 }
 
 void Model::run(Pool::Lease& lease, const HeadStage& stage, const StepPlan& plan) {
-  const auto wanted = static_cast<int32_t>(plan.wanted.size());
+  const int32_t wanted = num_rows(true, plan);
   const PackedMatrix& w = *stage.weight;
   const ActKind kind = act_kind(w.dtype);
   const size_t row_bytes = act_row_bytes(kind, w.k);

@@ -105,7 +105,7 @@ class RowRunner {
 };
 
 void Model::run(Pool::Lease& lease, const RowStage& stage, const StepPlan& plan) {
-  const int32_t rows = stage.wanted ? static_cast<int32_t>(plan.wanted.size()) : plan.num_rows();
+  const int32_t rows = num_rows(stage.wanted, plan);
   if (rows == 0) return;
   const int32_t per_chunk = rows_per_chunk(rows, stage.row_cost, lease.num_threads());
   const auto num_chunks = static_cast<uint32_t>(ceil_div(rows, per_chunk));

@@ -9,7 +9,7 @@ namespace {
 
 constexpr int32_t kMaxWidth = 1 << 24;
 constexpr int32_t kMaxHeads = 1024;
-constexpr int32_t kMaxHeadDim = 512;
+constexpr int32_t kMaxHeadDim = 1024;
 
 [[noreturn]] void fail(const std::string& message) { throw std::invalid_argument(message); }
 
@@ -131,8 +131,9 @@ void Tape::norm(const std::string& out, const std::string& src, const std::strin
 
 void Tape::linear(const std::string& out, const std::string& src,
                   const std::vector<std::string>& weights, const std::vector<std::string>& biases) {
-  const int32_t from = buffer_of(src, false);
-  LinearStage stage{buffer_of(out, false), spec(from).width, {}};
+  const bool wanted = spec(buffer_index(out)).wanted;
+  const int32_t from = buffer_of(src, wanted);
+  LinearStage stage{wanted, buffer_index(out), spec(from).width, {}};
   require(stage.out != from, "a linear cannot write the buffer it reads: " + out);
   require(!weights.empty(), "a linear without weights writes " + out);
   require(biases.empty() || biases.size() == weights.size(),

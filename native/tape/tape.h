@@ -100,6 +100,7 @@ struct LinearPart {
   ActKind kind;
 };
 struct LinearStage {
+  bool wanted;
   int32_t out;
   int32_t k;
   std::vector<LinearPart> parts;

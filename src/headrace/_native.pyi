@@ -1,0 +1,193 @@
+"""Types of the native module (native/bind*.cpp)."""
+
+from array import array
+from collections.abc import Sequence
+from typing import TypeAlias
+
+# See backends/base.py WantedRow: row, spec, sample, target, output_pos, history, prompt_len,
+# banned, mask.
+WantedRow: TypeAlias = tuple[
+    int, SamplingSpec, bool, int, int, array[int] | None, int, tuple[int, ...], bytes | None
+]
+# token, logprob, top, failed.
+RowOutput: TypeAlias = tuple[int, float, list[tuple[int, float]], bool]
+# rows, (width, float32 bytes) of each buffer asked for, seconds.
+StepOutput: TypeAlias = tuple[list[RowOutput], list[tuple[int, bytes]], float]
+
+def isa() -> str: ...
+def isas() -> list[str]: ...
+def cpu_count() -> int: ...
+def default_threads() -> int: ...
+def memory_info() -> MemoryInfo: ...
+def packed_bytes(dtype: int, n: int, k: int) -> int: ...
+
+class MemoryInfo:
+    @property
+    def total_bytes(self) -> int: ...
+    @property
+    def available_bytes(self) -> int: ...
+
+class ThreadPool:
+    def __init__(self, num_threads: int) -> None: ...
+    @property
+    def num_threads(self) -> int: ...
+
+class Weights:
+    def __init__(self, pool: ThreadPool, *, isa: str, capacity_bytes: int) -> None: ...
+    def add_matrix(
+        self, name: str, stored: int, packed: int, n: int, k: int, data: bytes | memoryview
+    ) -> int: ...
+    def add_vector(self, name: str, stored: int, count: int, data: bytes | memoryview) -> int: ...
+    @property
+    def used_bytes(self) -> int: ...
+
+class SamplingSpec:
+    def __init__(
+        self,
+        *,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        logit_bias: Sequence[tuple[int, float]] = ...,
+        seed: int = 0,
+        num_top: int = -1,
+    ) -> None: ...
+
+class Tape:
+    def __init__(
+        self,
+        *,
+        weights: Weights,
+        buffers: Sequence[tuple[str, int, bool]],
+        ropes: Sequence[tuple[Sequence[float], bool]],
+        group_windows: Sequence[int],
+        layers: Sequence[tuple[int, int]],
+        layers_per_block: int,
+        num_kv_heads: int,
+        head_dim: int,
+        vocab: int,
+    ) -> None: ...
+    def embed(self, out: str, weight: str, scale: float) -> None: ...
+    def norm(self, out: str, src: str, weight: str, eps: float) -> None: ...
+    def linear(self, out: str, src: str, weights: Sequence[str], biases: Sequence[str]) -> None: ...
+    def head_norm(
+        self, buf: str, column: int, num_heads: int, head_dim: int, weight: str, eps: float
+    ) -> None: ...
+    def rope_write(self, buf: str, rope: int, layer: int, num_heads: int) -> None: ...
+    def attend(
+        self,
+        out: str,
+        src: str,
+        layer: int,
+        num_heads: int,
+        scale: float,
+        window: int,
+        softcap: float,
+    ) -> None: ...
+    def gate(self, out: str, src: str, activation: str) -> None: ...
+    def add(self, out: str, src: str) -> None: ...
+    def select_wanted(self, out: str, src: str) -> None: ...
+    def head(self, src: str, weight: str, softcap: float) -> None: ...
+
+class Model:
+    def __init__(
+        self, pool: ThreadPool, tape: Tape, *, num_blocks: int, max_step_rows: int
+    ) -> None: ...
+    def step(
+        self,
+        tokens: array[int],
+        positions: array[int],
+        seq_starts: array[int],
+        tables: list[array[int]],
+        table_starts: list[array[int]],
+        copies: list[tuple[int, int]],
+        wanted: list[WantedRow],
+        buffers: Sequence[str],
+    ) -> StepOutput: ...
+    @property
+    def kv_bytes(self) -> int: ...
+
+class SpmEncoder:
+    def __init__(
+        self,
+        tokens: list[bytes],
+        scores: Sequence[float],
+        token_types: Sequence[int],
+        *,
+        unk_id: int,
+        add_space_prefix: bool,
+    ) -> None: ...
+    def encode(self, text: str, *, parse_special: bool, limit: int) -> list[int] | None: ...
+    def token_bytes(self, token_id: int) -> bytes: ...
+    def token_type(self, token_id: int) -> int: ...
+    def find(self, text: bytes) -> int: ...
+    @property
+    def max_token_bytes(self) -> int: ...
+
+# A submodule at run time.
+class testing:
+    # gemm/
+    @staticmethod
+    def pack(isa: str, dtype: int, src: bytes, n: int, k: int) -> bytes: ...
+    @staticmethod
+    def unpack(isa: str, dtype: int, packed: bytes, n: int, k: int, row: int) -> bytes: ...
+    @staticmethod
+    def quantize(isa: str, kind: int, x: bytes, rows: int, k: int) -> bytes: ...
+    @staticmethod
+    def gemm(
+        isa: str,
+        dtype: int,
+        src: bytes,
+        n: int,
+        k: int,
+        x: bytes,
+        rows: int,
+        bias: bytes | None,
+        tile_begin: int,
+        tile_end: int,
+    ) -> bytes: ...
+    # sampling/
+    @staticmethod
+    def sample(
+        isa: str,
+        logits: bytes,
+        spec: SamplingSpec,
+        draws: bool,
+        target: int,
+        output_pos: int,
+        history: Sequence[int],
+        prompt_len: int,
+        banned: Sequence[int],
+        mask: bytes,
+    ) -> RowOutput: ...
+    @staticmethod
+    def philox(seed: int, output_pos: int, index: int) -> tuple[int, int, int, int]: ...
+    # threads/ and tape/
+    @staticmethod
+    def run_phases(pool: ThreadPool, phases: Sequence[int]) -> list[list[int]]: ...
+    @staticmethod
+    def run_with_error(pool: ThreadPool, num_chunks: int, bad: int) -> int: ...
+    @staticmethod
+    def thread_states(pool: ThreadPool) -> tuple[list[int], int, int]: ...
+    @staticmethod
+    def env_after_phase(pool: ThreadPool, env: int) -> int: ...
+    @staticmethod
+    def cgroup_cpu_limit(root: str) -> int: ...
+    @staticmethod
+    def memory_info(root: str) -> tuple[int, int]: ...
+    @staticmethod
+    def xxh64(data: bytes, seed: int) -> int: ...
+    @staticmethod
+    def checksum(data: bytes) -> int: ...
+    @staticmethod
+    def requantize(stored: int, packed: int, src: bytes, rows: int, k: int) -> bytes: ...
+    @staticmethod
+    def product_shape(
+        rows: int, tiles: int, k: int, tile_bytes: int, row_bytes: int, threads: int
+    ) -> tuple[int, int, int, int]: ...
+    @staticmethod
+    def rows_per_chunk(rows: int, row_floats: int, num_threads: int) -> int: ...
