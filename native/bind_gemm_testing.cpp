@@ -44,7 +44,7 @@ struct Freer {
 using Buffer = std::unique_ptr<uint8_t[], Freer>;
 
 Buffer aligned_buffer(size_t size) {
-  auto* p = static_cast<uint8_t*>(std::aligned_alloc(64, (size + 63) / 64 * 64 + 64));
+  auto* p = static_cast<uint8_t*>(std::aligned_alloc(64, (size / 64 + 1) * 64));
   if (p == nullptr) throw std::bad_alloc();
   return Buffer(p);
 }
