@@ -17,13 +17,9 @@ def open_source(path: str | Path) -> WeightSource:
     """Open a GGUF file (any shard of it), a Hugging Face folder, or a folder that holds one GGUF
     model. Raises ModelNotFoundError or ModelFormatError."""
     path = Path(path)
-    try:
-        is_folder, exists = path.is_dir(), path.exists()
-    except ValueError:
-        raise ModelNotFoundError("The model path holds a NUL byte.") from None
-    if not exists:
+    if not path.exists():
         raise ModelNotFoundError(f"There is no file or folder {path.name!r}.")
-    if is_folder:
+    if path.is_dir():
         return _open_folder(path)
     if path.suffix.lower() in PICKLE_SUFFIXES:
         raise ModelFormatError(

