@@ -77,5 +77,5 @@ class FakeTemplate:
 
 
 def load_fake_text(spec: ModelSpec) -> ModelText:
-    """A TextLoader. The model `base` has no chat template."""
-    return ModelText(FakeTokenizer(), None if spec.name == "base" else FakeTemplate())
+    """A TextLoader. The model `base` carries no chat template."""
+    return ModelText(FakeTokenizer(), FakeTemplate(), spec.name != "base")

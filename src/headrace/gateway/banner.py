@@ -37,7 +37,7 @@ def print_banner(config: ServeConfig, url: str, services: Sequence[ModelService]
 
 def curl_line(url: str, service: ModelService, with_key: bool) -> str:
     """A request that works when pasted into a shell (the key comes from HEADRACE_API_KEY)."""
-    has_template = service.text is not None and service.text.template is not None
+    has_template = service.text is not None and service.text.has_chat
     name = service.names[0]
     if has_template:
         path = "/v1/chat/completions"
@@ -54,7 +54,7 @@ def curl_line(url: str, service: ModelService, with_key: bool) -> str:
 
 def python_snippet(url: str, service: ModelService, with_key: bool) -> str:
     """The same with the openai package."""
-    has_template = service.text is not None and service.text.template is not None
+    has_template = service.text is not None and service.text.has_chat
     key = 'os.environ["HEADRACE_API_KEY"]' if with_key else '"none"'
     head = "import os\n" if with_key else ""
     head += f'from openai import OpenAI\nclient = OpenAI(base_url="{url}/v1", api_key={key})\n'

@@ -68,7 +68,7 @@ class ServeConfig:
     """Everything `serve` needs. Sizes in bytes, times in seconds.
 
     `served_model_name`: ids for the first model instead of its own name, the first is canonical.
-    `kv_cache_memory` None: a quarter of the free memory, at most 2 GiB, shared by all models.
+    `kv_cache_memory` None: a quarter of the free memory, at most 2 GiB, for each model.
     `app`: import string of the function that makes the ASGI application of a gateway, so that the
     gateway names no dialect.
     """

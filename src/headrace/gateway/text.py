@@ -20,10 +20,11 @@ _MAX_PENDING = 512
 
 @dataclass(frozen=True, slots=True)
 class ModelText:
-    """`template` is None when the model carries none."""
+    """`has_chat`: the model itself carries a chat template, so it was trained to answer."""
 
     tokenizer: Tokenizer
-    template: ChatTemplate | None
+    template: ChatTemplate
+    has_chat: bool
 
 
 TextLoader: TypeAlias = Callable[[ModelSpec], ModelText]
@@ -38,8 +39,8 @@ def load_text(spec: ModelSpec) -> ModelText:
     source = open_source(spec.path)
     try:
         tokenizer = load_tokenizer(source.tokenizer, source.config.vocab_size)
-        template = source.chat_template
-        return ModelText(tokenizer, load_chat_template(template, tokenizer) if template else None)
+        template = load_chat_template(source.chat_template, tokenizer)
+        return ModelText(tokenizer, template, source.chat_template is not None)
     finally:
         source.close()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -108,12 +107,6 @@ def render_chat(
     text: ModelText, messages: Sequence[ChatMessage], add_generation_prompt: bool
 ) -> str:
     """The prompt text of a conversation. Raises TemplateError with the template's own message."""
-    if text.template is None:
-        raise RequestError(
-            "This model has no chat template; use /v1/completions.",
-            param="messages",
-            code="unsupported_parameter",
-        )
     plain = [_plain_message(message, i) for i, message in enumerate(messages)]
     return text.template.render(plain, add_generation_prompt=add_generation_prompt)
 
@@ -132,49 +125,16 @@ def encode_chat(
 
 
 def _plain_message(message: ChatMessage, at: int) -> Mapping[str, Any]:
-    plain: dict[str, Any] = {
-        "role": _ROLES.get(message.role, message.role),
-        "content": _plain_content(message, at),
-    }
-    for name in ("name", "tool_call_id", "reasoning_content"):
+    """The message as templates know it; the template itself reads parts and tool calls."""
+    content = message.content
+    if content is None and message.role != "assistant":
+        param = f"messages.{at}.content"
+        raise RequestError(f"messages.{at} has no content.", param=param, code="invalid_value")
+    plain: dict[str, Any] = {"role": _ROLES.get(message.role, message.role), "content": content}
+    if isinstance(content, list):
+        plain["content"] = [{"type": part.type, "text": part.text} for part in content]
+    for name in ("name", "tool_calls", "tool_call_id", "reasoning_content"):
         value = getattr(message, name)
         if value is not None:
             plain[name] = value
-    if message.tool_calls:
-        plain["tool_calls"] = [_plain_call(call) for call in message.tool_calls]
     return plain
-
-
-def _plain_content(message: ChatMessage, at: int) -> str:
-    content = message.content
-    if content is None:
-        if message.tool_calls or message.role == "assistant":
-            return ""
-        raise RequestError(
-            f"messages.{at} has no content.", param=f"messages.{at}.content", code="invalid_value"
-        )
-    if isinstance(content, str):
-        return content
-    texts = []
-    for i, part in enumerate(content):
-        if part.type != "text" or part.text is None:
-            param = f"messages.{at}.content.{i}"
-            raise RequestError(
-                f"{param} is not text; this model reads only text.",
-                param=param,
-                code="unsupported_parameter",
-            )
-        texts.append(part.text)
-    return "\n".join(texts)
-
-
-def _plain_call(call: dict[str, Any]) -> dict[str, Any]:
-    """A tool call of an earlier turn; templates want its arguments as an object, not as text."""
-    function = call.get("function")
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
-        return call
-    try:
-        arguments = json.loads(function["arguments"])
-    except (ValueError, RecursionError):
-        return call
-    return {**call, "function": {**function, "arguments": arguments}}
