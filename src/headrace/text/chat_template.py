@@ -137,9 +137,9 @@ def _template_error(error: Exception) -> TemplateError:
     from headrace.text.template_builtins import RaisedError
     from headrace.text.template_meter import LimitError
 
-    text = str(error)[:_MAX_MESSAGE_LEN]
+    text = str(error)[:_MAX_MESSAGE_LEN].rstrip(".")
     if isinstance(error, RaisedError):
-        message = text
+        message = str(error)[:_MAX_MESSAGE_LEN]
     elif isinstance(error, LimitError):
         message = f"The model's chat template {text}."
     elif isinstance(error, RecursionError):

@@ -25,6 +25,7 @@ from headrace.text.template_meter import MAX_ITEMS, LimitError, Meter
 
 _MAX_INDENT = 16
 _MAX_NUMERAL_LEN = 400
+_MAX_PRECISION = 100
 _PERCENT_SPEC = re.compile(r"[-#0+ .\d*hlL]*")
 # A width of four digits or more, or one taken from an argument.
 _WIDE_PERCENT = re.compile(r"\d{4}|\*")
@@ -49,7 +50,7 @@ def check_percent_format(meter: Meter, text: str, args: Any) -> None:
             raise LimitError("formats a value wider than 999 characters")
         at = text.find("%", spec.end() + 1) + 1
     num_uses = num_fields if isinstance(args, dict) else 1
-    meter.charge(len(text) + num_fields * _FIELD_LEN + num_uses * meter.weigh(args))
+    meter.charge(len(text) + num_fields * _FIELD_LEN + num_uses * meter.weigh_text(args))
 
 
 def _after_key(meter: Meter, text: str, at: int) -> int:
@@ -100,6 +101,7 @@ def _split(meter: Meter, text: str, sep: str | None = None, maxsplit: int = -1) 
 
 
 def _rsplit(meter: Meter, text: str, sep: str | None = None, maxsplit: int = -1) -> list[str]:
+    meter.check_search(text, sep)
     return _parts(meter, text, text.rsplit(sep, _bounded_splits(maxsplit)))
 
 
@@ -131,6 +133,17 @@ def _padding(name: str) -> Callable[..., str]:
 def _format(meter: Meter, text: str, *args: Any, **kwargs: Any) -> str:
     check_brace_format(meter, text, args, kwargs)
     return text.format(*args, **kwargs)
+
+
+def _slow_search(name: str) -> Callable[..., Any]:
+    """A method that takes the product of two lengths: from the right, or of single characters."""
+
+    def run(meter: Meter, text: str, wanted: str | None = None, *args: int) -> Any:
+        meter.check_search(text, wanted)
+        meter.read(text)
+        return getattr(text, name)(wanted, *args)
+
+    return run
 
 
 def _plain(name: str) -> Callable[..., Any]:
@@ -166,22 +179,20 @@ _STR_METHODS: dict[str, Callable[..., Any]] = {
             "istitle",
             "isupper",
             "lower",
-            "lstrip",
             "partition",
             "removeprefix",
             "removesuffix",
-            "rfind",
-            "rindex",
-            "rpartition",
-            "rstrip",
             "startswith",
-            "strip",
             "swapcase",
             "title",
             "upper",
         )
     },
     **{name: _padding(name) for name in ("center", "ljust", "rjust", "zfill")},
+    **{
+        name: _slow_search(name)
+        for name in ("lstrip", "rfind", "rindex", "rpartition", "rstrip", "strip")
+    },
     "format": _format,
     "join": _join,
     "replace": _replace,
@@ -211,7 +222,7 @@ def _filter_join(
 
 
 def _text(meter: Meter, value: Any) -> str:
-    meter.charge(meter.weigh(value))
+    meter.charge(meter.weigh_text(value))
     return str(value)
 
 
@@ -282,6 +293,21 @@ def _number(name: str) -> Callable[..., Any]:
     return run
 
 
+def _filter_round(
+    meter: Meter, value: Any, precision: int = 0, method: Any = "common"
+) -> int | float:
+    if abs(precision) > _MAX_PRECISION:
+        raise LimitError(f"rounds to more than {_MAX_PRECISION} digits")
+    rounded: int | float = DEFAULT_FILTERS["round"](value, precision, method)
+    return rounded
+
+
+def _filter_trim(meter: Meter, value: Any, chars: str | None = None) -> str:
+    text = _text(meter, value)
+    meter.check_search(text, chars)
+    return text.strip(chars)
+
+
 def _chunks(function: Callable[..., Any]) -> Callable[..., Any]:
     def run(meter: Meter, value: Any, size: int, fill_with: Any = None) -> Any:
         meter.check_items(size)
@@ -345,10 +371,8 @@ _FILTERS: dict[str, Callable[..., Any]] = {
             "items",
             "length",
             "lower",
-            "round",
             "safe",
             "string",
-            "trim",
             "truncate",
             "upper",
         )
@@ -384,9 +408,11 @@ _FILTERS: dict[str, Callable[..., Any]] = {
     "join": _filter_join,
     "list": _filter_list,
     "replace": _filter_replace,
+    "round": _filter_round,
     "slice": _chunks(sync_do_slice),
     "sum": _filter_sum,
     "tojson": _filter_tojson,
+    "trim": _filter_trim,
 }
 
 
@@ -454,7 +480,7 @@ def raise_exception(message: Any) -> None:
 
 
 def strftime_now(format: str) -> str:
-    if len(format) > 100 or re.search(r"%\W*\d", format):
+    if len(format) > 100:
         raise LimitError("asks for a date in a long format")
     return datetime.now().strftime(format)
 

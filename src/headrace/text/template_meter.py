@@ -10,12 +10,17 @@ import time
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, ValuesView
 from typing import Any
 
+from jinja2 import Undefined
+from jinja2.runtime import Macro
+from jinja2.utils import Namespace
+
 # Processor time of the rendering thread: waiting for others' turns does not count.
-MAX_RENDER_S = 0.9
+MAX_RENDER_S = 0.5
 MAX_TEXT_LEN = 1 << 24  # characters of one value, and of the output
 MAX_ITEMS = 200_000  # elements of one list
 MAX_INT_BITS = 4096
 MAX_DEPTH = 100  # calls inside calls, lists inside lists
+MAX_COMPARISONS = 10**9  # of characters in one search that takes product time
 # Characters made in one rendering: this, and so many for each character of the input.
 _CHARS_MADE = 1 << 26
 _CHARS_MADE_PER_INPUT = 16
@@ -25,6 +30,7 @@ _CHARS_PER_UNIT = 256
 _ITEM_WEIGHT = 8
 
 _CONTAINERS = (list, tuple, dict, set, frozenset)
+_LEAVES = (int, float, type(None), range, Undefined, Namespace, Macro)
 _VIEWS = (KeysView, ValuesView, ItemsView)
 
 
@@ -95,6 +101,11 @@ class Meter:
         if value.bit_length() > MAX_INT_BITS:
             raise LimitError(f"made a number of more than {MAX_INT_BITS} bits")
 
+    def check_search(self, text: str, wanted: str | None) -> None:
+        """Some methods compare each character of `wanted` at each place of `text`."""
+        if wanted is not None and len(text) * len(wanted) > MAX_COMPARISONS:
+            raise LimitError("searches a long text for a long one")
+
     def check_items(self, num_items: int) -> None:
         if num_items > MAX_ITEMS:
             raise LimitError(f"made a list of more than {MAX_ITEMS} items")
@@ -113,6 +124,10 @@ class Meter:
             return _ITEM_WEIGHT
         return self._measure(value, 0)[0]
 
+    def weigh_text(self, value: Any) -> int:
+        """The weight of what is about to be printed; raises LimitError for what is not data."""
+        return self._measure(value, 1)[0]
+
     def nesting(self, value: Any) -> int:
         """How deep lists and mappings are nested in a value."""
         return self._measure(value, 0)[1]
@@ -123,6 +138,9 @@ class Meter:
             return len(value) + _ITEM_WEIGHT, 0
         children = _children(value)
         if children is None:
+            # Alone it may be passed around; as text it would show an address.
+            if level > 0 and not isinstance(value, _LEAVES):
+                raise LimitError(f"takes a {type(value).__name__} for text")
             return _ITEM_WEIGHT, 0
         known = self._known.get(id(value))
         if known is not None:
