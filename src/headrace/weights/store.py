@@ -26,7 +26,7 @@ DISK_ERRNOS = _FULL | {errno.EACCES, errno.EPERM, errno.EROFS}
 class Progress(Protocol):
     """Called often and from the pulling thread; must return quickly."""
 
-    def __call__(self, done_bytes: int, total_bytes: int) -> None: ...
+    def __call__(self, done_bytes: int, total_bytes: int, /) -> None: ...
 
 
 class SourceError(Exception):
