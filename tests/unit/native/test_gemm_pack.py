@@ -8,13 +8,14 @@ from gguf import GGMLQuantizationType, quants
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace import _native
 from headrace._native import testing
 from headrace.backends.reference.dequant import dequantize
 from headrace.weights.base import BLOCK_SIZES, DType
 from tests.support import gemm_model
 from tests.support.gemm_model import Floats
 
-ISAS = ("scalar", "avx2")
+ISAS = _native.isas()
 A8, A16, PLAIN = 0, 1, 2
 every_dtype = pytest.mark.parametrize("dtype", list(DType), ids=lambda d: d.name)
 every_isa = pytest.mark.parametrize("isa", ISAS)
@@ -47,15 +48,14 @@ def test_unpacking_equals_the_gguf_package(dtype: DType) -> None:
     src = gemm_model.random_matrix(dtype, n, k, np.random.default_rng(3))
     rows = np.frombuffer(src, np.uint8).reshape(n, -1)
     expected = np.asarray(quants.dequantize(rows, GGMLQuantizationType(int(dtype))))
-    got = _unpack("avx2", dtype, _pack("avx2", dtype, src, n, k), n, k)
-    assert np.array_equal(got, expected.reshape(n, k))
+    for isa in ISAS:
+        got = _unpack(isa, dtype, _pack(isa, dtype, src, n, k), n, k)
+        assert np.array_equal(got, expected.reshape(n, k))
 
 
-@every_dtype
+@pytest.mark.parametrize("dtype", [DType.F16, DType.BF16], ids=lambda d: d.name)
 def test_every_half_keeps_its_value(dtype: DType) -> None:
-    """All 65,536 float16 (bfloat16) values as weights, subnormals, infinities and NaN included."""
-    if dtype not in (DType.F16, DType.BF16):
-        pytest.skip("a type without 16-bit weights")
+    """All 65,536 values as weights, subnormals, infinities and NaN included."""
     src = np.arange(1 << 16, dtype="<u2").tobytes()
     n, k = 256, 256
     expected = dequantize(dtype, src, (n, k))
@@ -137,12 +137,11 @@ def test_ties_round_to_even_and_codes_reach_the_limit(isa: str, kind: int) -> No
 def test_tables_quantize_any_group_alike(values: list[float]) -> None:
     x = np.array([values], np.float32)
     for kind in (A8, A16):
-        scalar, avx2 = _quantize("scalar", kind, x), _quantize("avx2", kind, x)
-        if np.isfinite(x).all():
-            assert scalar == avx2 == b"".join(_expected_rows(kind, x))
-            continue
-        # Codes are zero and the scale is a NaN, so that the row's outputs are.
-        for raw in (scalar, avx2):
+        for raw in (_quantize(isa, kind, x) for isa in ISAS):
+            if np.isfinite(x).all():
+                assert raw == b"".join(_expected_rows(kind, x))
+                continue
+            # Codes are zero and the scale is a NaN, so that the row's outputs are.
             num_codes = 32 * (kind + 1)
             assert raw[:num_codes] == bytes(num_codes)
             assert np.isnan(np.frombuffer(raw[num_codes : num_codes + 4], np.float32)[0])
