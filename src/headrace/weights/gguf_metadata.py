@@ -16,6 +16,7 @@ SCALAR_FORMATS: Mapping[int, struct.Struct] = {
         0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q", 12: "d",
     }.items()
 }  # fmt: skip
+_INTEGER_KINDS = frozenset({0, 1, 2, 3, 4, 5, 10, 11})
 _LENGTH = struct.Struct("<Q")
 _MAX_REPEATS = 1000
 
@@ -102,14 +103,19 @@ class Metadata:
     def array_len(self, key: str) -> int:
         return self._array(key).count
 
+    def integers(self, key: str) -> list[int]:
+        """The elements of an integer array."""
+        value = self._array(key)
+        if value.item_kind not in _INTEGER_KINDS:
+            raise self._wrong(key, value, "an array of integers")
+        return list(struct.unpack_from(self._format(value), self._view, value.start))
+
     def numbers(self, key: str) -> list[int] | list[float]:
         """The elements of a numeric array (booleans as 0 and 1)."""
         value = self._array(key)
-        item = SCALAR_FORMATS.get(value.item_kind)
-        if item is None:
+        if value.item_kind == STRING:
             raise self._wrong(key, value, "an array of numbers")
-        unpacked = struct.unpack_from(f"<{value.count}{item.format[1:]}", self._view, value.start)
-        return list(unpacked)
+        return list(struct.unpack_from(self._format(value), self._view, value.start))
 
     def strings(self, key: str) -> list[bytes]:
         """The elements of a string array; each is checked to be valid UTF-8."""
@@ -130,6 +136,9 @@ class Metadata:
         except UnicodeDecodeError:
             raise self.fail(f"metadata key {key!r} holds a string that is not UTF-8.") from None
         return items
+
+    def _format(self, value: StoredArray) -> str:
+        return f"<{value.count}{SCALAR_FORMATS[value.item_kind].format[1:]}"
 
     def _array(self, key: str) -> StoredArray:
         value = self._values.get(key)

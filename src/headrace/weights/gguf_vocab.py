@@ -7,7 +7,7 @@ import math
 from headrace.weights.base import TokenizerSpec
 from headrace.weights.gguf_metadata import Metadata
 
-_CONTROL = 3
+_NORMAL, _CONTROL = 1, 3
 # Control tokens that end a turn, whatever the file's eos key says (llama.cpp's llama-vocab.cpp):
 # many files name only one of the two ends of their model.
 END_OF_TURN = frozenset(
@@ -35,12 +35,16 @@ def read_vocabulary(meta: Metadata, vocab_size: int) -> TokenizerSpec:
     if not 1 <= num_tokens <= vocab_size:
         raise meta.fail(f"it has {num_tokens} tokens for {vocab_size} embedding rows.")
     tokens = meta.strings("tokenizer.ggml.tokens")
-    types = _integers(meta, "tokenizer.ggml.token_type", num_tokens) or [1] * num_tokens
-    scores = _numbers(meta, "tokenizer.ggml.scores", num_tokens)
+    types = [_NORMAL] * num_tokens
+    if _has_one_per_token(meta, "tokenizer.ggml.token_type", num_tokens):
+        types = meta.integers("tokenizer.ggml.token_type")
+    scores: list[float] = []
+    if _has_one_per_token(meta, "tokenizer.ggml.scores", num_tokens):
+        scores = list(meta.numbers("tokenizer.ggml.scores"))
     pre = meta.text("tokenizer.ggml.pre", "")
     if model == "llama" and not scores:
         raise meta.fail("its tokenizer has no scores.")
-    if not all(math.isfinite(score) for score in scores):
+    if not math.isfinite(sum(scores)):
         raise meta.fail("a score of its tokenizer is not a finite number.")
     has_merges = model == "gpt2" or "tokenizer.ggml.merges" in meta
     spm = model == "llama"
@@ -61,19 +65,12 @@ def read_vocabulary(meta: Metadata, vocab_size: int) -> TokenizerSpec:
     )
 
 
-def _numbers(meta: Metadata, key: str, num_tokens: int) -> list[float]:
+def _has_one_per_token(meta: Metadata, key: str, num_tokens: int) -> bool:
     if key not in meta:
-        return []
+        return False
     if meta.array_len(key) != num_tokens:
         raise meta.fail(f"{key!r} has {meta.array_len(key)} entries for {num_tokens} tokens.")
-    return list(meta.numbers(key))
-
-
-def _integers(meta: Metadata, key: str, num_tokens: int) -> list[int]:
-    values = _numbers(meta, key, num_tokens)
-    if not all(type(value) is int for value in values):
-        raise meta.fail(f"metadata key {key!r} must be an array of integers.")
-    return [int(value) for value in values]
+    return True
 
 
 def _token_id(meta: Metadata, role: str, num_tokens: int) -> int | None:
