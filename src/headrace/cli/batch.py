@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from headrace.cli import options
 from headrace.cli.console import say
+from headrace.cli.params import Arg, Opt
 from headrace.errors import HeadraceError
 
 if TYPE_CHECKING:
@@ -17,19 +16,11 @@ if TYPE_CHECKING:
 
 
 def batch(
-    in_file: Annotated[
-        Path, typer.Argument(metavar="IN.jsonl", help="Requests in OpenAI's batch format.")
-    ],
-    out_file: Annotated[
-        Path, typer.Argument(metavar="OUT.jsonl", help="Answers are appended here, as they end.")
-    ],
+    in_file: Annotated[Path, Arg("IN.jsonl", "Requests in OpenAI's batch format.", Path)],
+    out_file: Annotated[Path, Arg("OUT.jsonl", "Answers are appended here, as they end.", Path)],
     model: Annotated[
         str | None,
-        typer.Option(
-            "--model",
-            metavar="MODEL",
-            help="Use this model for every line, whatever its body names.",
-        ),
+        Opt("--model", "Use this model for every line, whatever its body names.", "MODEL"),
     ] = None,
     max_num_seqs: options.MaxNumSeqs = 64,
     threads: options.Threads = None,

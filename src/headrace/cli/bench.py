@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from headrace.cli import console, options
+from headrace.cli.params import Opt, integer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,25 +33,21 @@ class Figure:
 def bench(
     model: options.Model,
     prompt_len: Annotated[
-        int,
-        typer.Option("--prompt-len", min=1, metavar="N", help="Tokens of the prefill measurement."),
+        int, Opt("--prompt-len", "Tokens of the prefill measurement.", "N", integer(1))
     ] = 512,
     output_len: Annotated[
-        int,
-        typer.Option("--output-len", min=2, metavar="N", help="Tokens of the decode measurements."),
+        int, Opt("--output-len", "Tokens of the decode measurements.", "N", integer(2))
     ] = 64,
     batch: Annotated[
         list[int] | None,
-        typer.Option(
+        Opt(
             "--batch",
-            min=1,
-            metavar="N",
-            help="Streams at once; may be repeated. Default: 1 and 32.",
+            "Streams at once; may be repeated. Default: 1 and 32.",
+            "N",
+            integer(1, 4096),
         ),
     ] = None,
-    repeat: Annotated[
-        int, typer.Option("--repeat", min=1, metavar="N", help="Runs of each measurement.")
-    ] = 3,
+    repeat: Annotated[int, Opt("--repeat", "Runs of each measurement.", "N", integer(1))] = 3,
     threads: options.Threads = None,
     kv_cache_memory: options.KvCacheMemory = None,
     json: options.Json = False,
@@ -74,7 +70,7 @@ def bench(
                 f"prefill, {prompt_len} tokens",
                 "tok/s",
                 repeat,
-                lambda: _prefill_per_s(llm, prompt_len),
+                partial(_prefill_per_s, llm, prompt_len),
             )
         )
         for num_streams in batches:
@@ -83,7 +79,7 @@ def bench(
                     f"decode, {num_streams} at once",
                     "tok/s",
                     repeat,
-                    lambda streams=num_streams: _decode_per_s(llm, streams, output_len),
+                    partial(_decode_per_s, llm, num_streams, output_len),
                 )
             )
     if json:

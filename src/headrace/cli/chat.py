@@ -9,9 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from headrace.cli import options
 from headrace.cli.console import dim, say
@@ -56,7 +54,7 @@ class Conversation:
 
 def chat(
     model: options.Model,
-    system: Annotated[str | None, typer.Option("--system", help="System message.")] = None,
+    system: options.System = None,
     max_tokens: options.MaxTokens = None,
     temperature: options.Temperature = 0.7,
     seed: options.Seed = None,

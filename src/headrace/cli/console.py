@@ -25,6 +25,12 @@ def fail(message: str) -> NoReturn:
     sys.exit(1)
 
 
+def usage_error(message: str) -> NoReturn:
+    """End with status 2 and one sentence: the command line itself is wrong."""
+    say(f"headrace: {message}")
+    sys.exit(2)
+
+
 def print_json(value: object) -> None:
     """Data for programs: one JSON document on stdout."""
     print(json.dumps(value, indent=2, ensure_ascii=False))

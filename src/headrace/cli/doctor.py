@@ -11,10 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from headrace.cli import console, options
 from headrace.cli.console import human_bytes
+from headrace.cli.params import Arg
 
 # Less free disk than this is worth a warning: the smallest useful models are about as large.
 LOW_DISK_BYTES = 1 << 30
@@ -31,9 +30,7 @@ class Finding:
 
 
 def doctor(
-    model: Annotated[
-        str | None, typer.Argument(metavar="MODEL", help="Also tell whether this model fits.")
-    ] = None,
+    model: Annotated[str | None, Arg("MODEL", "Also tell whether this model fits.")] = None,
     json: options.Json = False,
 ) -> None:
     """Report what this machine offers.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,27 +11,37 @@ import typer
 from headrace.cli import console, options
 from headrace.cli.console import human_bytes, say
 from headrace.cli.machine import available_bytes, model_fit
+from headrace.cli.params import Opt
 
 if TYPE_CHECKING:
     from headrace.weights.pull import ModelInfo
 
-app = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
-
 Available = Annotated[
-    bool, typer.Option("--available", help="List the catalog instead: what `pull` knows by name.")
+    bool, Opt("--available", "List the catalog instead: what `pull` knows by name.")
 ]
+Yes = Annotated[bool, Opt("--yes", "Do not ask.")]
 
 
-@app.callback()
-def models(
-    context: typer.Context, available: Available = False, json: options.Json = False
-) -> None:
-    """List, describe and remove models. Without a verb: list."""
-    if context.invoked_subcommand is None:
-        list_models(available, json)
+def make_app(register: Callable[[typer.Typer, Callable[..., None], str], object]) -> typer.Typer:
+    """The group: `headrace models` alone lists."""
+    app = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
+
+    @app.callback()
+    def models(
+        context: typer.Context,
+        available: Annotated[bool, typer.Option("--available", help="As of list.")] = False,
+        json: Annotated[bool, typer.Option("--json", help="As of list.")] = False,
+    ) -> None:
+        """List, describe and remove models."""
+        if context.invoked_subcommand is None:
+            list_models(available, json)
+
+    register(app, list_models, "list")
+    register(app, info, "info")
+    register(app, rm, "rm")
+    return app
 
 
-@app.command("list")
 def list_models(available: Available = False, json: options.Json = False) -> None:
     """List the models on this machine."""
     if available:
@@ -67,9 +78,8 @@ def _list_catalog(json: bool) -> None:
     console.print_table(["name", "weights", "size", "fits here", "licence", ""], rows)
 
 
-@app.command("info")
 def info(model: options.Model, json: options.Json = False) -> None:
-    """Describe one model: source, licence, size and, if it is here, what its file says."""
+    """Describe one model, and its file if it is here."""
     facts = {**_known(model), **_opened(model)}
     if json:
         console.print_json(facts)
@@ -130,11 +140,7 @@ def _opened(model: str) -> dict[str, str | int]:
         source.close()
 
 
-@app.command("rm")
-def rm(
-    model: options.Model,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-) -> None:
+def rm(model: options.Model, yes: Yes = False) -> None:
     """Remove a model from the cache. Files elsewhere are never touched."""
     from headrace.weights.pull import remove
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from headrace.cli import options
-from headrace.cli.console import say
+from headrace.cli.console import say, usage_error
+from headrace.cli.params import Arg, Opt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,11 +20,11 @@ def run(
     model: options.Model,
     prompt: Annotated[
         str | None,
-        typer.Argument(metavar="PROMPT", help="The prompt; - (or nothing, in a pipe) reads stdin."),
+        Arg("PROMPT", "The prompt; - (or nothing, in a pipe) reads stdin."),
     ] = None,
-    system: Annotated[str | None, typer.Option("--system", help="System message.")] = None,
+    system: options.System = None,
     raw: Annotated[
-        bool, typer.Option("--raw", help="Complete the prompt as it is, without chat template.")
+        bool, Opt("--raw", "Complete the prompt as it is, without chat template.")
     ] = False,
     max_tokens: options.MaxTokens = None,
     temperature: options.Temperature = 0.7,
@@ -70,7 +69,7 @@ def run(
 
 def _read_prompt(prompt: str | None) -> str:
     if prompt is None and sys.stdin.isatty():
-        raise typer.BadParameter("give a prompt, or use `headrace chat` to talk.")
+        usage_error("give a prompt, or use `headrace chat` to talk.")
     if prompt is None or prompt == "-":
         return sys.stdin.read().removesuffix("\n")
     return prompt

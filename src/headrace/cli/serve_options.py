@@ -1,13 +1,11 @@
-"""The options that only `headrace serve` has."""
+"""The parameters that only `headrace serve` has."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 from typing import Annotated
 
-import typer
-
-from headrace.cli.options import parse_size
+from headrace.cli.params import Arg, Opt, choice, integer, number, size
 
 
 class LogLevel(StrEnum):
@@ -36,74 +34,67 @@ class Packing(StrEnum):
 
 Models = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="MODEL",
-        help="Catalog names, .gguf files, Hugging Face folders or Hub ids. "
+    Arg(
+        "MODEL",
+        "Catalog names, .gguf files, Hugging Face folders or Hub ids. "
         "Default: the demonstration model smollm2:135m.",
     ),
 ]
 Host = Annotated[
-    str,
-    typer.Option(
-        "--host", metavar="ADDRESS", help="Address to bind; any but a loopback one needs a key."
-    ),
+    str, Opt("--host", "Address to bind; any but a loopback one needs a key.", "ADDRESS")
 ]
-Port = Annotated[
-    int,
-    typer.Option("--port", min=0, max=65535, metavar="PORT", help="TCP port; 0 takes a free one."),
-]
+Port = Annotated[int, Opt("--port", "TCP port; 0 takes a free one.", "PORT", integer(0, 65535))]
 ApiKey = Annotated[
     str | None,
-    typer.Option(
+    Opt(
         "--api-key",
+        "Key that clients must send; the variable keeps it out of the process list.",
+        "KEY",
         envvar="HEADRACE_API_KEY",
-        metavar="KEY",
-        help="Key that clients must send; the variable keeps it out of the process list.",
     ),
 ]
 ServedModelName = Annotated[
     list[str] | None,
-    typer.Option(
-        "--served-model-name",
-        metavar="NAME",
-        help="Id of the first model in the API; repeat it for aliases.",
-    ),
+    Opt("--served-model-name", "Id of the first model in the API; repeat it for aliases.", "NAME"),
 ]
 MemoryLimit = Annotated[
     int | None,
-    typer.Option(
+    Opt(
         "--memory-limit",
-        parser=parse_size,
-        metavar="SIZE",
-        help="Memory for weights, cache and process together. Default: what is free.",
+        "Memory for weights, cache and process together. Default: what is free.",
+        "SIZE",
+        size,
     ),
 ]
 PackingOption = Annotated[
     Packing | None,
-    typer.Option(
-        "--packing", help="How the weights of a safetensors folder are kept. Default: 16 bits."
+    Opt(
+        "--packing",
+        "How the weights of a safetensors folder are kept. Default: 16 bits.",
+        "bf16|int8|int4",
+        choice(Packing),
     ),
 ]
 CorsOrigin = Annotated[
     list[str] | None,
-    typer.Option(
-        "--cors-origin", metavar="ORIGIN", help="Web origin that may call; may be repeated."
-    ),
+    Opt("--cors-origin", "Web origin that may call; may be repeated.", "ORIGIN"),
 ]
-LogLevelOption = Annotated[LogLevel, typer.Option("--log-level", help="Least severity to log.")]
+LogLevelOption = Annotated[
+    LogLevel,
+    Opt("--log-level", "Least severity: debug, info, warning or error.", "LEVEL", choice(LogLevel)),
+]
 LogFormatOption = Annotated[
-    LogFormat, typer.Option("--log-format", help="Log lines for people or for programs.")
+    LogFormat,
+    Opt("--log-format", "Log lines for people or programs.", "text|json", choice(LogFormat)),
 ]
 ShutdownTimeout = Annotated[
     float,
-    typer.Option(
+    Opt(
         "--shutdown-timeout",
-        min=0.0,
-        metavar="SECONDS",
-        help="How long running requests may go on after Ctrl-C or SIGTERM.",
+        "How long running requests may go on after Ctrl-C or SIGTERM.",
+        "SECONDS",
+        number(0),
     ),
 ]
-StrictFields = Annotated[
-    bool, typer.Option("--strict-fields", help="Refuse request fields that are not known.")
-]
-NoUi = Annotated[bool, typer.Option("--no-ui", help="Do not serve the chat page.")]
+StrictFields = Annotated[bool, Opt("--strict-fields", "Refuse request fields that are not known.")]
+NoUi = Annotated[bool, Opt("--no-ui", "Do not serve the chat page.")]
