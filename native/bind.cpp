@@ -18,7 +18,9 @@ namespace headrace {
 
 void bind_model(nb::module_& m);
 void bind_text(nb::module_& m);
+void bind_attention_testing(nb::module_& testing);
 void bind_gemm_testing(nb::module_& testing);
+void bind_kernels_testing(nb::module_& testing);
 void bind_sampling_testing(nb::module_& testing);
 void bind_threads_testing(nb::module_& testing);
 
@@ -62,7 +64,9 @@ NB_MODULE(_native, m) {
   bind_model(m);
   bind_text(m);
   nb::module_ testing = m.def_submodule("testing", "Parts by themselves, for tests.");
+  bind_attention_testing(testing);
   bind_gemm_testing(testing);
+  bind_kernels_testing(testing);
   bind_sampling_testing(testing);
   bind_threads_testing(testing);
 }

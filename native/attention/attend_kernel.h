@@ -1,10 +1,10 @@
 // Attention over V8, for the instruction set of HEADRACE_ISA_NS. The definition stands in
 // attention/attention.h.
 //
-// An item's rows (query row x head of the group, "lines" here) go in tiles of kTileLines through
-// each split: scores of all tiles, softmax line by line, then P.V. Few lines (decode) read K and V
-// as float16 from the blocks; many lines (prefill) read them from scratch, converted once per item.
-// Tiling changes no result: every score and every accumulator is one chain of its own.
+// An item's rows (query row x head of the group, "lines" here) go in tiles of up to kTileLines
+// through each split: scores of all tiles, softmax line by line, then P.V. Few lines (decode) read
+// K and V as float16 from the blocks; many lines (prefill) read them from scratch, converted once
+// per item. Tiling changes no result: every score and every accumulator is one chain of its own.
 #include "attention/attend.h"
 #include "attention/attend_tiles.h"
 #include "common/v8.h"
@@ -16,6 +16,8 @@ namespace {
 
 // Up to this many lines, conversion in registers beats conversion into scratch.
 constexpr int32_t kDirectLines = 2 * kTileLines;
+// Decode touches K and V this many rows of 16 halves ahead (32 KiB).
+constexpr int32_t kAheadDims = 1024;
 constexpr int32_t kBlocksPerSplit = kSplitLen / kBlockLen;
 
 // Half-open range of keys inside a split, or of blocks.
@@ -39,20 +41,22 @@ struct Work {
   int32_t group;
   int32_t num_lines;
   int32_t num_tiles;
-  float* q;        // per tile: [head_dim][lines of the tile]
-  float* scores;   // [line][kScoreStride]
-  float* acc;      // [line][head_dim], of the current split
-  float* keys;     // [head_dim][kBlockLen], one block
-  float* values;   // [kSplitLen][kPanelDims], a panel of one split
-  float* top;      // [line] m of the current split
-  float* sum;      // [line] l of the current split
-  float* out_top;  // [line] m and l of the splits merged into out
+  int32_t tile_height;  // lines of every tile but the last
+  float* q;             // per tile: [head_dim][lines of the tile]
+  float* scores;        // [line][kScoreStride]
+  float* acc;           // [line][head_dim], of the current split
+  float* keys;          // [head_dim][kBlockLen], one block
+  float* values;        // [kSplitLen][kPanelDims], a panel of one split
+  float* top;           // [line] m of the current split
+  float* sum;           // [line] l of the current split
+  float* out_top;       // [line] m and l of the splits merged into out
   float* out_sum;
 
   Work(const AttnParams& p, const AttnItem& i, float* scratch) : params(p), item(i) {
     group = p.num_heads / p.num_kv_heads;
     num_lines = i.num_rows * group;
     num_tiles = (num_lines + kTileLines - 1) / kTileLines;
+    tile_height = (num_lines + num_tiles - 1) / num_tiles;
     const int64_t lines = static_cast<int64_t>(num_tiles) * kTileLines;
     keys = scratch;
     values = keys + static_cast<int64_t>(p.head_dim) * kBlockLen;
@@ -67,7 +71,7 @@ struct Work {
 
   bool direct() const { return num_lines <= kDirectLines; }
   int32_t tile_lines(int32_t tile) const {
-    return smaller(kTileLines, num_lines - tile * kTileLines);
+    return smaller(tile_height, num_lines - tile * tile_height);
   }
   int32_t head(int32_t line) const { return item.kv_head * group + line % group; }
   int32_t row(int32_t line) const { return item.row_begin + line / group; }
@@ -84,6 +88,22 @@ struct Work {
   }
   const uint16_t* block_values(int32_t split, int32_t block) const {
     return block_keys(split, block) + static_cast<int64_t>(params.head_dim) * kBlockLen;
+  }
+  // What decode reads some blocks after the K or V of `block`: a split's K blocks, its V blocks,
+  // then the next split. At the end, `block` itself.
+  const uint16_t* upcoming(int32_t split, Range blocks, int32_t block, bool values) const {
+    const int32_t distance = larger(1, kAheadDims / params.head_dim);
+    int32_t next = block + distance;
+    if (next < blocks.end) return values ? block_values(split, next) : block_keys(split, next);
+    next -= blocks.end;
+    if (!values && blocks.begin + next < blocks.end) {
+      return block_values(split, blocks.begin + next);
+    }
+    const int32_t last = params.positions[item.row_begin + item.num_rows - 1] / kBlockLen;
+    if (values && split + 1 < item.split_end && (split + 1) * kBlocksPerSplit + next <= last) {
+      return block_keys(split + 1, next);
+    }
+    return values ? block_values(split, block) : block_keys(split, block);
   }
   // Keys of a split that a line sees, relative to the split.
   Range visible(int32_t split, int32_t line) const {
@@ -103,7 +123,7 @@ struct Work {
     return hull;
   }
   Range tile_visible(int32_t split, int32_t tile) const {
-    return visible(split, tile * kTileLines, tile * kTileLines + tile_lines(tile));
+    return visible(split, tile * tile_height, tile * tile_height + tile_lines(tile));
   }
 };
 
@@ -111,55 +131,57 @@ void pack_queries(const Work& work) {
   const int32_t dim = work.params.head_dim;
   for (int32_t tile = 0; tile < work.num_tiles; ++tile) {
     const int32_t lines = work.tile_lines(tile);
-    float* packed = work.q + static_cast<int64_t>(tile) * kTileLines * dim;
+    float* packed = work.q + static_cast<int64_t>(tile) * work.tile_height * dim;
     for (int32_t r = 0; r < lines; ++r) {
-      const float* query = work.query(tile * kTileLines + r);
+      const float* query = work.query(tile * work.tile_height + r);
       for (int32_t d = 0; d < dim; ++d) packed[d * lines + r] = query[d];
     }
   }
 }
 
-// Scores of one tile against `count` (1 or 2) consecutive blocks.
-template <typename T>
-inline void score_blocks(const Work& work, int32_t tile, const T* first, const T* second,
-                         int32_t block) {
-  const int32_t dim = work.params.head_dim;
-  const float* q = work.q + static_cast<int64_t>(tile) * kTileLines * dim;
-  float* out = work.scores + static_cast<int64_t>(tile) * kTileLines * kScoreStride +
-               static_cast<int64_t>(block) * kBlockLen;
-  with_count(work.tile_lines(tile), [&](auto lines) {
-    if (second == nullptr) {
-      score_tile<lines.value>(first, q, dim, out);
-    } else if constexpr (lines.value <= kTileLines / 2) {
-      score_tile_pair<lines.value>(first, second, q, dim, out);
-    }
-  });
+inline float* tile_scores(const Work& work, int32_t tile, int32_t block) {
+  return work.scores + static_cast<int64_t>(tile) * work.tile_height * kScoreStride +
+         static_cast<int64_t>(block) * kBlockLen;
 }
 
 void score_direct(const Work& work, int32_t split) {
-  for (int32_t tile = 0; tile < work.num_tiles; ++tile) {
-    const Range blocks = blocks_of(work.tile_visible(split, tile));
-    const bool pairs = work.tile_lines(tile) <= kTileLines / 2;
-    for (int32_t b = blocks.begin; b < blocks.end; ++b) {
-      const uint16_t* second = nullptr;
-      if (pairs && b + 1 < blocks.end) second = work.block_keys(split, b + 1);
-      score_blocks(work, tile, work.block_keys(split, b), second, b);
-      if (second != nullptr) ++b;
+  const int32_t dim = work.params.head_dim;
+  const Range blocks = blocks_of(work.visible(split, 0, work.num_lines));
+  for (int32_t b = blocks.begin; b < blocks.end; b += 2) {
+    const int32_t second = smaller(b + 1, blocks.end - 1);
+    const uint16_t* keys[2] = {work.block_keys(split, b), work.block_keys(split, second)};
+    const uint16_t* ahead[2] = {work.upcoming(split, blocks, b, false),
+                                work.upcoming(split, blocks, second, false)};
+    for (int32_t tile = 0; tile < work.num_tiles; ++tile) {
+      const float* q = work.q + static_cast<int64_t>(tile) * work.tile_height * dim;
+      with_count(work.tile_lines(tile), [&](auto n) {
+        if constexpr (n.value <= kTileLines / 2) {
+          float* out = tile_scores(work, tile, b);
+          if (second > b) return score_tile_pair<n.value>(keys, ahead, q, dim, out);
+        }
+        for (int32_t i = 0; i <= second - b; ++i) {
+          score_tile<n.value>(keys[i], ahead[i], q, dim, tile_scores(work, tile, b + i));
+        }
+      });
     }
   }
 }
 
 void score_converted(const Work& work, int32_t split) {
-  const int32_t num_halves = work.params.head_dim * kBlockLen;
+  const int32_t dim = work.params.head_dim;
+  const int32_t num_halves = dim * kBlockLen;
   const Range blocks = blocks_of(work.visible(split, 0, work.num_lines));
   for (int32_t b = blocks.begin; b < blocks.end; ++b) {
     const uint16_t* source = work.block_keys(split, b);
     for (int32_t i = 0; i < num_halves; i += 8) store(work.keys + i, load_f16(source + i));
     const float* keys = work.keys;
-    const float* none = nullptr;
     for (int32_t tile = 0; tile < work.num_tiles; ++tile) {
       const Range seen = blocks_of(work.tile_visible(split, tile));
-      if (b >= seen.begin && b < seen.end) score_blocks(work, tile, keys, none, b);
+      if (b < seen.begin || b >= seen.end) continue;
+      const float* q = work.q + static_cast<int64_t>(tile) * work.tile_height * dim;
+      with_count(work.tile_lines(tile), [&](auto n) {
+        score_tile<n.value>(keys, keys, q, dim, tile_scores(work, tile, b));
+      });
     }
   }
 }
@@ -195,11 +217,15 @@ void add_values_direct(const Work& work, int32_t split, int32_t line, int32_t li
   const int32_t dim = work.params.head_dim;
   const float* e = work.scores + static_cast<int64_t>(line) * kScoreStride;
   float* acc = work.acc + static_cast<int64_t>(line) * dim;
+  const Range blocks = blocks_of(work.visible(split, 0, work.num_lines));
   for (int32_t j = keys.begin; j < keys.end;) {
     const int32_t block = j / kBlockLen;
     const int32_t count = smaller(keys.end, (block + 1) * kBlockLen) - j;
-    const uint16_t* values = work.block_values(split, block) + (j % kBlockLen) * dim;
-    with_count(lines, [&](auto n) { value_row<n.value>(values, dim, e + j, count, acc, dim); });
+    const int32_t offset = j % kBlockLen * dim;
+    const uint16_t* values = work.block_values(split, block) + offset;
+    const uint16_t* ahead = work.upcoming(split, blocks, block, true) + offset;
+    with_count(lines,
+               [&](auto n) { value_row<n.value>(values, ahead, dim, e + j, count, acc, dim); });
     j += count;
   }
 }
@@ -212,9 +238,9 @@ void add_values_panel(const Work& work, int32_t line, int32_t lines, Range keys,
   const int32_t count = keys.end - keys.begin;
   with_count(lines, [&](auto n) {
     if (dim - column >= kPanelDims) {
-      value_tile<n.value, 2>(values, kPanelDims, e, count, acc, dim);
+      value_tile<n.value, 2>(values, values, kPanelDims, e, count, acc, dim);
     } else {
-      value_tile<n.value, 1>(values, kPanelDims, e, count, acc, dim);
+      value_tile<n.value, 1>(values, values, kPanelDims, e, count, acc, dim);
     }
   });
 }
@@ -223,7 +249,7 @@ void add_values_panel(const Work& work, int32_t line, int32_t lines, Range keys,
 // visible keys in increasing order: what all lines see goes in one call, the rest line by line.
 template <typename Add>
 inline void for_visible(const Work& work, int32_t split, int32_t tile, Add add_keys) {
-  int32_t begin = tile * kTileLines;
+  int32_t begin = tile * work.tile_height;
   int32_t end = begin + work.tile_lines(tile);
   while (begin < end && work.visible(split, begin).empty()) ++begin;
   while (begin < end && work.visible(split, end - 1).empty()) --end;

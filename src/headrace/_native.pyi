@@ -132,7 +132,9 @@ class SpmEncoder:
 class testing:
     # gemm/
     @staticmethod
-    def pack(isa: str, dtype: int, src: bytes, n: int, k: int) -> bytes: ...
+    def pack(
+        isa: str, dtype: int, src: bytes, n: int, k: int, tile_begin: int, tile_end: int
+    ) -> bytes: ...
     @staticmethod
     def unpack(isa: str, dtype: int, packed: bytes, n: int, k: int, row: int) -> bytes: ...
     @staticmethod
@@ -149,6 +151,76 @@ class testing:
         bias: bytes | None,
         tile_begin: int,
         tile_end: int,
+    ) -> bytes: ...
+    # common/, elementwise/ and the reductions of sampling/
+    @staticmethod
+    def log64(x: bytes) -> bytes: ...
+    @staticmethod
+    def rmsnorm(
+        isa: str, x: bytes, ldx: int, w: bytes, eps: float, rows: int, dim: int, in_place: bool
+    ) -> bytes: ...
+    @staticmethod
+    def rope_angles(isa: str, positions: bytes, inv_freq: bytes) -> bytes: ...
+    @staticmethod
+    def rope(
+        isa: str,
+        x: bytes,
+        ldx: int,
+        rows: int,
+        num_heads: int,
+        head_dim: int,
+        cos_sin: bytes,
+        interleaved: bool,
+    ) -> bytes: ...
+    @staticmethod
+    def kv_store(
+        isa: str, k: bytes, v: bytes, num_kv_heads: int, head_dim: int, block: bytes, slot: int
+    ) -> bytes: ...
+    @staticmethod
+    def gate(isa: str, activation: str, x: bytes, ldx: int, rows: int, dim: int) -> bytes: ...
+    @staticmethod
+    def add(
+        isa: str, x: bytes, ldx: int, y: bytes, ldy: int, rows: int, dim: int
+    ) -> bytes: ...
+    @staticmethod
+    def scale(isa: str, x: bytes, factor: float) -> bytes: ...
+    @staticmethod
+    def softcap(isa: str, x: bytes, cap: float) -> bytes: ...
+    @staticmethod
+    def argmax(isa: str, x: bytes) -> tuple[int, float]: ...
+    @staticmethod
+    def logsumexp(isa: str, x: bytes, max: float) -> float: ...
+    @staticmethod
+    def softmax_weights(isa: str, x: bytes, max: float, temperature: float) -> bytes: ...
+    # attention/
+    @staticmethod
+    def attend_row_tile(num_heads: int, num_kv_heads: int) -> int: ...
+    @staticmethod
+    def plan_attention(
+        positions: Sequence[int],
+        seq_starts: Sequence[int],
+        window: int,
+        num_heads: int,
+        num_kv_heads: int,
+        num_threads: int,
+    ) -> tuple[list[list[int]], list[list[int]], int]: ...
+    @staticmethod
+    def attend(
+        isa: str,
+        q: bytes,
+        kv: bytes,
+        tables: Sequence[int],
+        table_starts: Sequence[int],
+        positions: Sequence[int],
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        window: int,
+        scale: float,
+        softcap: float,
+        items: Sequence[Sequence[int]],
+        merges: Sequence[Sequence[int]],
+        num_partials: int,
     ) -> bytes: ...
     # sampling/
     @staticmethod

@@ -1,0 +1,146 @@
+// headrace._native.testing: attention of one layer and its plan on plain bytes, for proofs.
+// Scratch, partial states and output hold NaN wherever nothing was written.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/array.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <array>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "attention/plan.h"
+#include "common/table.h"
+#include "threads/fp_env.h"
+
+namespace nb = nanobind;
+
+namespace headrace {
+namespace {
+
+// sequence, row_begin, num_rows, kv_head, split_begin, split_end, partial
+using ItemNumbers = std::array<int64_t, 7>;
+// row, head, num_splits, first, stride
+using MergeNumbers = std::array<int64_t, 5>;
+
+void require(bool condition, const char* message) {
+  if (!condition) throw std::invalid_argument(message);
+}
+
+template <typename T>
+std::vector<T> copy_values(const nb::bytes& data) {
+  require(data.size() % sizeof(T) == 0, "the bytes are not whole values");
+  std::vector<T> values(data.size() / sizeof(T));
+  std::memcpy(values.data(), data.data(), data.size());
+  return values;
+}
+
+std::vector<float> poison(int64_t count) {
+  std::vector<float> values(static_cast<size_t>(count));
+  std::memset(values.data(), 0xff, values.size() * sizeof(float));
+  return values;
+}
+
+// Items, merges and the number of partial states.
+std::tuple<std::vector<ItemNumbers>, std::vector<MergeNumbers>, int64_t> plan_attention_numbers(
+    const std::vector<int32_t>& positions, const std::vector<int32_t>& seq_starts, int32_t window,
+    int32_t num_heads, int32_t num_kv_heads, int32_t num_threads) {
+  const auto num_seqs = static_cast<int32_t>(seq_starts.size()) - 1;
+  require(num_seqs >= 0 && static_cast<size_t>(seq_starts.back()) == positions.size(),
+          "seq_starts does not end at the number of rows");
+  // One table entry per sequence tells the sequence of an item.
+  std::vector<int32_t> starts(seq_starts.size());
+  for (size_t i = 0; i < starts.size(); ++i) starts[i] = static_cast<int32_t>(i);
+  const AttnRows rows{positions.data(), seq_starts.data(), starts.data(),
+                      starts.data(),    num_seqs,          window};
+  AttnPlan plan;
+  plan_attention(rows, num_heads, num_kv_heads, num_threads, plan);
+  std::vector<ItemNumbers> items;
+  for (const AttnItem& item : plan.items) {
+    items.push_back({*item.table, item.row_begin, item.num_rows, item.kv_head, item.split_begin,
+                     item.split_end, item.partial});
+  }
+  std::vector<MergeNumbers> merges;
+  for (const AttnMerge& merge : plan.merges) {
+    merges.push_back({merge.row, merge.head, merge.num_splits, merge.first, merge.stride});
+  }
+  return {items, merges, plan.num_partials};
+}
+
+// q: [rows, ldq]; kv: [blocks, num_kv_heads * 2 * head_dim * 16] halves; table_starts by sequence.
+nb::bytes attend(const std::string& isa, const nb::bytes& q, const nb::bytes& kv,
+                 const std::vector<int32_t>& tables, const std::vector<int32_t>& table_starts,
+                 const std::vector<int32_t>& positions, int32_t num_heads, int32_t num_kv_heads,
+                 int32_t head_dim, int32_t window, float scale, float softcap,
+                 const std::vector<ItemNumbers>& items, const std::vector<MergeNumbers>& merges,
+                 int64_t num_partials) {
+  const FpEnv env;
+  const KernelTable* table = choose_table(isa.c_str());
+  require(table != nullptr, "no such kernel table");
+  require(head_dim % 8 == 0 && num_heads % num_kv_heads == 0, "the shape is not supported");
+  const std::vector<float> queries = copy_values<float>(q);
+  const std::vector<uint16_t> arena = copy_values<uint16_t>(kv);
+  const auto num_rows = static_cast<int64_t>(positions.size());
+  const int64_t width = int64_t{num_heads} * head_dim;
+  std::vector<float> out = poison(num_rows * width);
+  std::vector<float> partials = poison(num_partials * partial_floats(head_dim));
+  const int64_t ldq = static_cast<int64_t>(queries.size()) / num_rows;
+  require(ldq >= width, "q has another size");
+  const AttnParams params{queries.data(),
+                          ldq,
+                          out.data(),
+                          width,
+                          arena.data(),
+                          int64_t{num_kv_heads} * 2 * head_dim * kBlockLen,
+                          num_heads,
+                          num_kv_heads,
+                          head_dim,
+                          window,
+                          scale,
+                          softcap,
+                          positions.data(),
+                          partials.data()};
+  const int64_t scratch_floats = attend_scratch_floats(num_heads, num_kv_heads, head_dim);
+  constexpr int64_t kGuard = 64;
+  for (const auto& [seq, row, rows, kv_head, begin, end, partial] : items) {
+    require(rows <= attend_row_tile(num_heads, num_kv_heads), "an item has too many rows");
+    std::vector<float> scratch = poison(scratch_floats + kGuard);
+    const AttnItem item{static_cast<int32_t>(row),
+                        static_cast<int32_t>(rows),
+                        static_cast<int32_t>(kv_head),
+                        static_cast<int32_t>(begin),
+                        static_cast<int32_t>(end),
+                        tables.data() + table_starts.at(static_cast<size_t>(seq)),
+                        partial};
+    table->attend_item(params, item, scratch.data());
+    const std::vector<float> guard = poison(kGuard);
+    if (std::memcmp(guard.data(), scratch.data() + scratch_floats, kGuard * sizeof(float)) != 0) {
+      throw std::runtime_error("attend_item wrote past its scratch");
+    }
+  }
+  for (const auto& [row, head, num_splits, first, stride] : merges) {
+    table->merge_splits(params, {static_cast<int32_t>(row), static_cast<int32_t>(head),
+                                 static_cast<int32_t>(num_splits), first, stride});
+  }
+  return nb::bytes(reinterpret_cast<const char*>(out.data()), out.size() * sizeof(float));
+}
+
+}  // namespace
+
+// Adds the functions to the submodule `testing`.
+void bind_attention_testing(nb::module_& testing) {
+  testing.def("attend_row_tile", &attend_row_tile, nb::arg("num_heads"), nb::arg("num_kv_heads"));
+  testing.def("plan_attention", plan_attention_numbers, nb::arg("positions"), nb::arg("seq_starts"),
+              nb::arg("window"), nb::arg("num_heads"), nb::arg("num_kv_heads"),
+              nb::arg("num_threads"));
+  testing.def("attend", attend, nb::arg("isa"), nb::arg("q"), nb::arg("kv"), nb::arg("tables"),
+              nb::arg("table_starts"), nb::arg("positions"), nb::arg("num_heads"),
+              nb::arg("num_kv_heads"), nb::arg("head_dim"), nb::arg("window"), nb::arg("scale"),
+              nb::arg("softcap"), nb::arg("items"), nb::arg("merges"), nb::arg("num_partials"));
+}
+
+}  // namespace headrace
