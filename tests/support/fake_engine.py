@@ -37,7 +37,7 @@ CHUNK_LEN = 512
 MAX_MODEL_LEN = 4096
 DEFAULT_OUTPUT_LEN = 24
 NUMERICS_ID = "fake-0123456789abcdef"
-_WORDS = "!crash !late-crash !hang !raise !fail !refuse !slow !utf8".split()
+_WORDS = ["!crash", "!late-crash", "!hang", "!raise", "!fail", "!refuse", "!slow", "!utf8"]
 _UTF8 = "żółw 漢字 🦀 "
 
 
@@ -78,7 +78,7 @@ class _Request:
 
 
 class FakeEngine:
-    """Implements engine.base.EngineAPI. At most `max_num_seqs` requests run, first come first served."""
+    """Implements engine.base.EngineAPI. At most `max_num_seqs` requests run, in order."""
 
     def __init__(self, max_num_seqs: int = 64, max_model_len: int = MAX_MODEL_LEN) -> None:
         self.max_model_len = max_model_len
@@ -171,9 +171,10 @@ class FakeEngine:
         elif (found := _find_stop(choice.text, text, params.stop)) is not None:
             text, stop_reason = found
             choice.reason = "stop"
-        elif choice.num_output == params.max_tokens:
-            choice.reason = "length"
-        elif len(request.prompt) + choice.num_output >= self.max_model_len:
+        elif (
+            choice.num_output == params.max_tokens
+            or len(request.prompt) + choice.num_output >= self.max_model_len
+        ):
             choice.reason = "length"
         if choice.reason is not None and choice.pending:
             text += choice.pending.decode("utf-8", "replace")

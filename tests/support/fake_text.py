@@ -60,7 +60,7 @@ class FakeTokenizer:
 
 
 class FakeTemplate:
-    """`<|im_start|>role\\ncontent<|im_end|>\\n` for each message. Implements text.base.ChatTemplate."""
+    """Every message as `<|im_start|>role`, content, `<|im_end|>`. Implements ChatTemplate."""
 
     def render(
         self,

@@ -1,4 +1,4 @@
-"""A real server with the fake engine: `serve_fake(...)` as a process, with its URL, pid and logs."""
+"""A real server over the fake engine: `serve_fake(...)` as a process, with URL, pid and logs."""
 
 from __future__ import annotations
 

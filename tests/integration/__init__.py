@@ -1,0 +1,1 @@
+"""Whole servers over real HTTP."""
