@@ -22,6 +22,10 @@ namespace {
 // L2.
 constexpr size_t kRowBlockBytes = 384 * 1024;
 
+// How far ahead weights are requested, at least: requests for what is near get in the way of the
+// hardware's own. Read at two rows of k = 512, Q4_1: 28 GB/s; from 5 KiB ahead 18; without 8.
+constexpr size_t kAheadBytes = 12 * 1024;
+
 HEADRACE_INLINE __m256i load256(const void* p) {
   return _mm256_loadu_si256(static_cast<const __m256i*>(p));
 }
@@ -250,11 +254,11 @@ struct Span {
   int32_t k;
   const uint8_t* act;
   size_t act_bytes;
-  const uint8_t* next;  // the weights that are read after these, or nullptr
+  const uint8_t* next;  // weights that are read after these, or nullptr
 };
 
-// Requests kBytes of the next weights into L2 and steps over them: the hardware stops looking ahead
-// while rows are multiplied by weights that are already near.
+// Requests kBytes of the next weights into L2 and steps over them: the hardware does not look ahead
+// for tiles that are read side by side, nor while rows meet weights that are already near.
 template <size_t kBytes>
 HEADRACE_INLINE void fetch_ahead(const uint8_t*& next) {
   if (next == nullptr) return;
@@ -432,14 +436,13 @@ struct Range {
   int32_t end;
 };
 
-const uint8_t* weights_of(const Job& job, int32_t tile, int32_t tile_end) {
-  return tile < tile_end ? job.w.data + job.w.tile_bytes * tile : nullptr;
-}
-
-// T tiles by the rows; the first rows also look ahead for the tiles after them.
+// T tiles by the rows; the first rows also look ahead for later tiles.
 template <class P, int T>
 void run_rows(const Job& job, int32_t tile, int32_t tile_end, Range rows) {
-  const uint8_t* next = weights_of(job, tile + T, tile_end);
+  const size_t set_bytes = job.w.tile_bytes * T;
+  const auto sets = static_cast<int32_t>((kAheadBytes + set_bytes - 1) / set_bytes);
+  const int32_t later = tile + T * sets;
+  const uint8_t* next = later < tile_end ? job.w.data + job.w.tile_bytes * later : nullptr;
   int32_t row = rows.begin;
   for (; row + 4 <= rows.end; row += 4, next = nullptr) run_block<P, T, 4>(job, tile, row, next);
   switch (rows.end - row) {
@@ -452,13 +455,12 @@ void run_rows(const Job& job, int32_t tile, int32_t tile_end, Range rows) {
   }
 }
 
+// One stream of weights, read once: the hardware looks ahead better by itself.
 template <class P>
 void run_one_row(const Job& job, Range tiles) {
   constexpr int T = P::kDecodeTiles;
   int32_t tile = tiles.begin;
-  for (; tile + T <= tiles.end; tile += T) {
-    run_block<P, T, 1>(job, tile, 0, weights_of(job, tile + T, tiles.end));
-  }
+  for (; tile + T <= tiles.end; tile += T) run_block<P, T, 1>(job, tile, 0, nullptr);
   for (; tile < tiles.end; ++tile) run_block<P, 1, 1>(job, tile, 0, nullptr);
 }
 
