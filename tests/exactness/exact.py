@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.backends.cpu import CpuBackend
-
 from headrace.backends.base import StepPlan, StepResult
+from headrace.backends.cpu import CpuBackend
 from headrace.backends.layout import KVLayout
 from headrace.engine.base import EngineConfig
 from headrace.engine.engine import Engine
@@ -89,7 +89,7 @@ class ExactModel:
         self.num_output = num_output
         self._backends: dict[tuple[str, int], CpuBackend] = {}
         self._references: dict[tuple[str, int], RequestRecord] = {}
-        with open_source(path) as source:
+        with closing(open_source(path)) as source:
             self.context_len = source.config.max_model_len
             self.tokenizer: Tokenizer = load_tokenizer(source.tokenizer, source.config.vocab_size)
 
@@ -100,7 +100,7 @@ class ExactModel:
     def backend(self, isa: str, threads: int) -> CpuBackend:
         key = (isa, threads)
         if key not in self._backends:
-            with open_source(self.path) as source:
+            with closing(open_source(self.path)) as source:
                 program = build_program(source.config, freq_factors(source))
                 self._backends[key] = CpuBackend.load(
                     source,
@@ -143,11 +143,10 @@ class ExactModel:
         config = EngineConfig(max_num_seqs=min(16, chunk), max_step_tokens=chunk)
         return Engine(used, self.tokenizer, self.context_len, config)
 
-    def tiny_pool(self, backend: CpuBackend, num_requests: int) -> int:
-        """Blocks for about half of what the requests need together, and enough for each alone."""
-        groups = len(backend.layout.groups)
-        one = (self.prompt_len + 16 + self.num_output) // 16 + 2
-        return groups * max(one, one * num_requests * 6 // 10)
+    def tiny_pool(self, backend: CpuBackend) -> int:
+        """Blocks for the longest request alone and a little more: a crowd must preempt."""
+        longest = self.prompt_len + 17 + self.num_output
+        return len(backend.layout.groups) * (longest // 16 + 1 + 2)
 
 
 def run_together(
@@ -170,8 +169,8 @@ def run_row(model: ExactModel, row: Mapping[str, object]) -> tuple[dict[int, Req
     assert isinstance(chunk, int)
     assert isinstance(sampling, str)
     backend = model.backend(str(row["isa"]), threads)
-    indexes = [0] if row["batch"] == "alone" else [0, 1, 2, 3, 4]
-    num_blocks = model.tiny_pool(backend, len(indexes)) if row["pool"] == "tiny" else None
+    indexes = [0] if row["batch"] == "alone" else [0, 1, 3]
+    num_blocks = model.tiny_pool(backend) if row["pool"] == "tiny" else None
     engine = model.engine(backend, chunk=chunk, num_blocks=num_blocks)
     results = run_together(engine, model, sampling, indexes)
     return results, engine.stats.num_preemptions

@@ -20,7 +20,7 @@ PRODUCT = [row for row in full_product(FACTORS) if row not in COVER]
 
 @pytest.fixture(scope="module")
 def model(smollm2_path: Path) -> Iterator[ExactModel]:
-    model = ExactModel(smollm2_path, prompt_len=40, num_output=12)
+    model = ExactModel(smollm2_path, prompt_len=24, num_output=24)
     yield model
     model.close()
 
@@ -31,7 +31,8 @@ def _name(row: Row) -> str:
 
 def _check(model: ExactModel, row: Row) -> None:
     results, num_preemptions = run_row(model, row)
-    if row["pool"] == "tiny" and row["batch"] == "crowd":
+    # With the smallest chunks the first requests end before the last begin.
+    if row["pool"] == "tiny" and row["batch"] == "crowd" and row["chunk"] != 7:
         assert num_preemptions > 0, "the tiny pool must preempt, or this row proves nothing"
     for index, record in results.items():
         assert record == model.reference(str(row["sampling"]), index)
