@@ -132,7 +132,8 @@ def _cache() -> Finding:
 
 def _model(name: str) -> Finding:
     """Fit by file size; a Hub model that is not here has no known size."""
-    from headrace.cli.machine import Fit, available_bytes, model_fit, needed_bytes
+    from headrace.cli.machine import available_bytes
+    from headrace.weights.fit import Fit, model_fit, needed_bytes
 
     size = _model_bytes(name)
     if not size:

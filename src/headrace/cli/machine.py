@@ -5,21 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from enum import StrEnum
-
-# The process itself, and the least KV cache that is worth starting with.
-PROCESS_BYTES = 150 << 20
-LEAST_KV_BYTES = 256 << 20
-# Beyond this share of the free memory there is no room for a useful cache.
-COMFORTABLE_SHARE = 0.75
-
-
-class Fit(StrEnum):
-    """Whether a model can be served here."""
-
-    YES = "yes"
-    TIGHT = "tightly"
-    NO = "no"
 
 
 def usable_cores() -> int:
@@ -34,18 +19,6 @@ def available_bytes() -> int:
     from headrace import _native
 
     return _native.memory_info().available_bytes
-
-
-def needed_bytes(model_bytes: int) -> int:
-    """Weights (packed lossless: at most 3 % more than the file), process, and the least cache."""
-    return int(model_bytes * 1.03) + PROCESS_BYTES + LEAST_KV_BYTES
-
-
-def model_fit(model_bytes: int, memory_bytes: int) -> Fit:
-    needed = needed_bytes(model_bytes)
-    if needed > memory_bytes:
-        return Fit.NO
-    return Fit.YES if needed <= memory_bytes * COMFORTABLE_SHARE else Fit.TIGHT
 
 
 def compiler_version() -> str | None:

@@ -10,7 +10,7 @@ import typer
 
 from headrace.cli import console, options
 from headrace.cli.console import human_bytes, say
-from headrace.cli.machine import available_bytes, model_fit
+from headrace.cli.machine import available_bytes
 from headrace.cli.params import Opt
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ def _list_local(json: bool) -> None:
 
 def _list_catalog(json: bool) -> None:
     from headrace.weights.catalog import CATALOG
+    from headrace.weights.fit import model_fit
 
     memory = available_bytes()
     fits = {entry.name: model_fit(entry.size_bytes, memory).value for entry in CATALOG}

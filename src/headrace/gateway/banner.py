@@ -7,8 +7,11 @@ import shlex
 import sys
 from collections.abc import Sequence
 
+from headrace import _native
 from headrace.gateway.config import ServeConfig
 from headrace.gateway.service import ModelService
+from headrace.weights.catalog import find_entry
+from headrace.weights.fit import better_models
 
 _PROMPT = "Why is the sky blue?"
 
@@ -33,6 +36,21 @@ def print_banner(config: ServeConfig, url: str, services: Sequence[ModelService]
     say(f"\nServing on {url} (Ctrl-C ends it)" + (f", a page to chat at {url}/" * config.ui))
     say("\n" + curl_line(url, first, config.api_key is not None))
     say("\n" + python_snippet(url, first, config.api_key is not None) + "\n")
+    for service in services:
+        if service.spec.is_default:
+            say(demo_advice(service.spec.name) + "\n")
+
+
+def demo_advice(name: str) -> str:
+    """That the default model is a demonstration, and which better ones this machine can run."""
+    entry = find_entry(name)
+    size_bytes = entry.size_bytes if entry is not None else 0
+    better = better_models(size_bytes, _native.memory_info().available_bytes)
+    advice = f"{name} is a demonstration model: quick, small, and often wrong."
+    if better:
+        names = ", ".join(f"{e.name} ({e.size_bytes / 1e9:.1f} GB)" for e in better)
+        advice += f" Better ones that this machine can run: {names}; make run MODEL=NAME."
+    return advice
 
 
 def curl_line(url: str, service: ModelService, with_key: bool) -> str:
