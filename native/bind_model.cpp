@@ -104,6 +104,12 @@ void construct_spec(SamplingSpec* self, double temperature, int32_t top_k, doubl
 
 // ---- Model.step ----
 
+int32_t to_int(nb::handle value) {
+  int32_t result = 0;
+  if (!nb::try_cast(value, result)) throw nb::type_error("a plan's numbers are 32-bit integers");
+  return result;
+}
+
 // A plan and the Python memory that its pointers lead to; lives while the GIL is held at both ends.
 struct PythonPlan {
   StepPlan plan;
@@ -114,27 +120,30 @@ struct PythonPlan {
   void add_wanted(const nb::tuple& fields) {
     if (nb::len(fields) != 9) throw nb::type_error("a wanted row has nine fields");
     WantedEntry entry{};
-    entry.row = nb::cast<int32_t>(fields[0]);
+    entry.row = to_int(fields[0]);
+    if (!nb::isinstance<SamplingSpec>(fields[1])) throw nb::type_error("a SamplingSpec is needed");
     WantedRow& row = entry.spec;
-    row.spec = nb::inst_ptr<SamplingSpec>(nb::cast<nb::typed<nb::object, SamplingSpec>>(fields[1]));
-    row.sample = nb::cast<bool>(fields[2]);
-    row.target = nb::cast<int32_t>(fields[3]);
-    row.output_pos = nb::cast<int32_t>(fields[4]);
+    row.spec = nb::inst_ptr<SamplingSpec>(fields[1]);
+    row.sample = fields[2].is(nb::bool_(true));
+    row.target = to_int(fields[3]);
+    row.output_pos = to_int(fields[4]);
     if (!fields[5].is_none()) {
       views.emplace_back(fields[5]);
       row.history = views.back().ints();
       row.history_len = static_cast<int32_t>(views.back().num_ints());
     }
-    row.prompt_len = nb::cast<int32_t>(fields[6]);
-    const nb::tuple ids = nb::cast<nb::tuple>(fields[7]);
+    row.prompt_len = to_int(fields[6]);
+    if (!nb::isinstance<nb::tuple>(fields[7])) throw nb::type_error("banned ids are a tuple");
+    const nb::tuple ids = nb::borrow<nb::tuple>(fields[7]);
     if (nb::len(ids) > 0) {
       auto& list = banned.emplace_back();
-      for (const nb::handle id : ids) list.push_back(nb::cast<int32_t>(id));
+      for (const nb::handle id : ids) list.push_back(to_int(id));
       row.banned = list.data();
       row.num_banned = static_cast<int32_t>(list.size());
     }
     if (!fields[8].is_none()) {
-      const nb::bytes mask = nb::cast<nb::bytes>(fields[8]);
+      if (!nb::isinstance<nb::bytes>(fields[8])) throw nb::type_error("a mask is bytes");
+      const nb::bytes mask = nb::borrow<nb::bytes>(fields[8]);
       row.mask = static_cast<const uint8_t*>(mask.data());
       entry.mask_bytes = static_cast<int64_t>(mask.size());
     }
@@ -161,9 +170,16 @@ nb::tuple step(Model& model, nb::handle tokens, nb::handle positions, nb::handle
   for (const nb::handle table : tables) plan.tables.push_back(copy_ints(table));
   for (const nb::handle starts : table_starts) plan.table_starts.push_back(copy_ints(starts));
   for (const nb::handle copy : copies) {
-    plan.copies.push_back(nb::cast<std::pair<int32_t, int32_t>>(copy));
+    if (!nb::isinstance<nb::tuple>(copy) || nb::len(copy) != 2) {
+      throw nb::type_error("a copy is a pair of blocks");
+    }
+    const nb::tuple pair = nb::borrow<nb::tuple>(copy);
+    plan.copies.emplace_back(to_int(pair[0]), to_int(pair[1]));
   }
-  for (const nb::handle row : wanted) python.add_wanted(nb::cast<nb::tuple>(row));
+  for (const nb::handle row : wanted) {
+    if (!nb::isinstance<nb::tuple>(row)) throw nb::type_error("a wanted row is a tuple");
+    python.add_wanted(nb::borrow<nb::tuple>(row));
+  }
   StepOutput output;
   {
     const nb::gil_scoped_release unlocked;

@@ -27,7 +27,7 @@ PlanChecker::PlanChecker(const KVShape& kv, int32_t vocab, int32_t num_blocks,
       vocab_(vocab),
       num_blocks_(num_blocks),
       max_step_rows_(max_step_rows),
-      written_(static_cast<size_t>(num_blocks), 0) {}
+      written_(static_cast<size_t>(num_blocks) * sizeof(uint64_t)) {}
 
 void PlanChecker::check(StepPlan& plan, const std::vector<int32_t>& previous_samples) {
   check_rows(plan, previous_samples);
@@ -95,7 +95,7 @@ void PlanChecker::check_tables(const StepPlan& plan, int32_t group) {
       const int32_t block = table[static_cast<size_t>(start) + static_cast<size_t>(i)];
       require(block >= 0 && block < num_blocks_, "sequence", seq, "reads a block outside the pool");
       if (i < first / kBlockLen) continue;
-      uint64_t& written = written_[static_cast<size_t>(block)];
+      uint64_t& written = written_.as<uint64_t>()[block];
       require(written != check_number_, "sequence", seq, "writes a block that is written twice");
       written = check_number_;
     }

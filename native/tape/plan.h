@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "sampling/sampling.h"
+#include "tape/memory.h"
 #include "tape/tape.h"
 
 namespace headrace {
@@ -54,7 +55,7 @@ class PlanChecker {
   int32_t num_blocks_;
   int32_t max_step_rows_;
   // Per block, the number of the last check whose plan writes it: nothing is cleared per step.
-  std::vector<uint64_t> written_;
+  Pages written_;
   uint64_t check_number_ = 0;
 };
 

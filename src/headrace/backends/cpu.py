@@ -22,6 +22,7 @@ KERNEL_REVISION = 1
 SPLIT_LEN = 256
 
 _MAX_CACHED_SPECS = 4096
+_MAX_BLOCKS = 1 << 30
 
 
 class CpuBackend:
@@ -69,12 +70,7 @@ class CpuBackend:
         except ValueError as error:
             raise ResourceError(f"{error}.") from error
         layout = make_layout(program.kv_windows, program.num_kv_heads, program.head_dim)
-        num_blocks = kv_bytes // layout.block_bytes
-        if num_blocks < len(layout.groups):
-            raise ResourceError(
-                f"A KV cache of {kv_bytes} bytes holds no token of {source.name!r}; it needs at"
-                f" least {len(layout.groups) * layout.block_bytes} bytes."
-            )
+        num_blocks = _num_blocks(source.name, kv_bytes, layout)
         weights = pack_weights(source, program, pool, isa=isa, packing=packing)
         try:
             tape = lower(program, layout, weights.native)
@@ -82,9 +78,7 @@ class CpuBackend:
         except ValueError as error:
             raise ModelFormatError(f"{source.name!r}: {error}.") from error
         except MemoryError:
-            raise ResourceError(
-                f"There is no address space for a KV cache of {kv_bytes} bytes; use a smaller one."
-            ) from None
+            raise _no_address_space(kv_bytes) from None
         return cls(
             model,
             layout,
@@ -176,6 +170,24 @@ class CpuBackend:
             self._specs.clear()
         self._specs[id(spec)] = (spec, native)
         return native
+
+
+def _num_blocks(name: str, kv_bytes: int, layout: KVLayout) -> int:
+    num_blocks = kv_bytes // layout.block_bytes
+    if num_blocks < len(layout.groups):
+        raise ResourceError(
+            f"A KV cache of {kv_bytes} bytes holds no token of {name!r}; it needs at least"
+            f" {len(layout.groups) * layout.block_bytes} bytes."
+        )
+    if num_blocks > _MAX_BLOCKS:
+        raise _no_address_space(kv_bytes)
+    return num_blocks
+
+
+def _no_address_space(kv_bytes: int) -> ResourceError:
+    return ResourceError(
+        f"There is no address space for a KV cache of {kv_bytes} bytes; use a smaller one."
+    )
 
 
 def _chosen_isa(isa: str | None) -> str:
