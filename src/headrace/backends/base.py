@@ -29,7 +29,7 @@ from headrace.backends.layout import KVLayout
 class SamplingSpec:
     """The numbers of a request that decide its samples. Immutable for a choice's life.
 
-    Processing order of logits: allowed mask, banned ids, logit bias, penalties; then temperature;
+    Processing order of logits: penalties, logit bias, banned ids, allowed mask; then temperature;
     then top-k, top-p, min-p over what is left. temperature < 1e-5 is greedy. top_k 0 = off, top_p 1
     = off, min_p 0 = off. `seed` is the choice's own (already mixed). `num_top` alternatives are
     reported when >= 0 (0: only the chosen token's logprob); -1: no logprobs.
