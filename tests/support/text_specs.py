@@ -1,11 +1,15 @@
-"""TokenizerSpecs made by hand: the tiny vocabularies, and others with what a test needs."""
+"""TokenizerSpecs made by hand, with what a test needs, and the tokenizer of a model file."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
+from headrace.text.tokenizer import load_tokenizer
+from headrace.text.vocabulary import VocabularyTokenizer
 from headrace.weights.base import TokenizerSpec
+from headrace.weights.open import open_source
 from tests.support.vocab import Vocabulary, byte_alphabet, gpt2_vocabulary, llama_vocabulary
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -77,3 +81,11 @@ def spm_spec(
         unk_id=0 if unk else None,
         add_space_prefix=add_space_prefix,
     )
+
+
+def load_model_tokenizer(path: Path) -> VocabularyTokenizer:
+    source = open_source(path)
+    try:
+        return load_tokenizer(source.tokenizer, source.config.vocab_size)
+    finally:
+        source.close()

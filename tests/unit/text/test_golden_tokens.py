@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from headrace.text.splits import SPLITS, make_pre_tokenizer
-from headrace.text.tokenizer import load_tokenizer
 from headrace.text.vocabulary import VocabularyTokenizer
-from headrace.weights.open import open_source
+from tests.support.text_specs import load_model_tokenizer
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 
@@ -20,14 +19,6 @@ def golden(name: str) -> list[dict[str, Any]]:
     cases: list[dict[str, Any]] = json.loads((GOLDEN / name).read_text())
     assert len(cases) >= 200
     return cases
-
-
-def load(path: Path) -> VocabularyTokenizer:
-    source = open_source(path)
-    try:
-        return load_tokenizer(source.tokenizer, source.config.vocab_size)
-    finally:
-        source.close()
 
 
 def check(tokenizer: VocabularyTokenizer, name: str) -> None:
@@ -43,11 +34,6 @@ def check(tokenizer: VocabularyTokenizer, name: str) -> None:
                     text, limit, add_special=False, parse_special=parse_special
                 )
                 assert bounded == (want if limit == len(want) else None), (text, limit)
-
-
-@pytest.fixture(scope="session")
-def smollm2(smollm2_path: Path) -> VocabularyTokenizer:
-    return load(smollm2_path)
 
 
 def test_smollm2(smollm2: VocabularyTokenizer) -> None:
@@ -70,7 +56,7 @@ def test_smollm2_ends(smollm2: VocabularyTokenizer) -> None:
 
 
 def test_gemma3(gemma3_path: Path) -> None:
-    tokenizer = load(gemma3_path)
+    tokenizer = load_model_tokenizer(gemma3_path)
     check(tokenizer, "gemma3")
     assert tokenizer.eos_ids == {1, 106}
     assert tokenizer.encode("Hi")[0] == tokenizer.bos_id == 2
@@ -82,12 +68,12 @@ def test_gemma3(gemma3_path: Path) -> None:
 
 
 def test_gemma3_tag_is_user_defined(gemma3_path: Path) -> None:
-    tokenizer = load(gemma3_path)
+    tokenizer = load_model_tokenizer(gemma3_path)
     assert tokenizer.encode("</s>", add_special=False, parse_special=False) == [212]
 
 
 def test_qwen25(qwen25_path: Path) -> None:
-    tokenizer = load(qwen25_path)
+    tokenizer = load_model_tokenizer(qwen25_path)
     check(tokenizer, "qwen25")
     for case in golden("tokens_qwen25.json"):
         assert tokenizer.decode(case["special"], skip_special=False) == case["text"]
