@@ -2,16 +2,17 @@
 
 Contract
 - A plan is a value: it carries everything a step needs. A backend owns the packed weights, the KV
-  arena and scratch memory, and keeps no state of any request between steps, except the samples of the
-  previous step (a row may name one as its token) and the KV that plans told it to write.
+  arena and scratch memory, and keeps no state of any request between steps, except the samples of
+  the previous step (a row may name one as its token) and the KV that plans told it to write.
 - `submit(plan)` takes ownership of the plan's arrays until `collect` returns; one step may be in
   flight. Order inside a step: block copies, then all rows' KV writes and attention layer by layer
   (a row attends to every position of its sequence up to its own, also those written by this step),
   then logits, then sampling.
 - The result of a row depends only on its own token, position and the KV its block table shows: not
   on the other rows, their number, or how a prompt is cut into chunks (the numeric contract).
-- Rows of one sequence are consecutive in the plan and have consecutive positions. A block is written
-  by at most one sequence of a step. Tables name blocks of the arena; entries behind a window may be -1.
+- Rows of one sequence are consecutive in the plan and have consecutive positions. A block is
+  written by at most one sequence of a step. Tables name blocks of the arena; entries behind a
+  window may be -1.
 - Arrays are `array.array("i")` (32-bit), never lists, so that no element is boxed on the way down.
 """
 
@@ -61,8 +62,8 @@ class SamplingSpec:
 class WantedRow:
     """One row whose logits are wanted.
 
-    `sample`: draw a token. `target` >= 0: report the logprob (and `num_top` alternatives) of that id
-    instead of sampling, as for prompt logprobs. `output_pos`: index of the drawn token in the output
+    `sample`: draw a token. Otherwise report the logprob (and `num_top` alternatives) of the id
+    `target`, as for prompt logprobs. `output_pos`: index of the drawn token in the output
     (counts from 0), which with seed and id decides its noise. `history`: prompt + output ids
     when the spec needs them, of which `prompt_len` are prompt. `banned`: ids that must not be drawn
     (end of sequence before min_tokens). `mask`: bit i of the little-endian bytes allows id i.
@@ -85,7 +86,7 @@ class StepPlan:
 
     tokens[r]: id, or -1 - w: the token drawn for wanted row w of the previous step.
     seq_starts: first row of each sequence, then num_rows.
-    tables[g]: concatenated block tables of group g; table_starts[g][s]: where sequence s begins in it.
+    tables[g]: concatenated block tables of group g; table_starts[g][s]: where sequence s begins.
     copies: (source block, destination block), done before anything else, in order.
     wanted: in row order; a row may be wanted several times (choices with seeds of their own).
     """
@@ -103,7 +104,8 @@ class StepPlan:
 class RowResult:
     """`token`: the drawn id, or the target. `logprob`: log-softmax of the raw logits at it (before
     penalties, bias, temperature and filters), nan when not asked for. `top`: (id, logprob), best
-    first, ties to the lower id. A row whose logits hold a NaN or no finite value has `failed` set."""
+    first, ties to the lower id. `failed`: the logits hold a NaN, an infinity above, or no finite
+    value, or nothing may be drawn."""
 
     token: int
     logprob: float
@@ -130,7 +132,7 @@ class Backend(Protocol):
 
     @property
     def numerics_id(self) -> str:
-        """Hex digest of everything that can change a bit of the output; see the numeric contract."""
+        """Hex digest of everything that can change a bit of the output (numeric contract)."""
         ...
 
     @property
@@ -141,7 +143,7 @@ class Backend(Protocol):
     def collect(self, handle: object) -> StepResult: ...
 
     def hidden_states(self, plan: StepPlan, buffers: Sequence[str]) -> dict[str, list[list[float]]]:
-        """Run a plan and return named buffers after it (for tests and features, not for serving)."""
+        """Run a plan and return named buffers after it: for tests and features, not serving."""
         ...
 
     def close(self) -> None: ...

@@ -1,8 +1,9 @@
 """How KV is laid out: layer groups over pages of one size, so that any page can serve any group.
 
 A block holds `BLOCK_LEN` positions of the layers of one group. Layers with the same window form
-groups of at most `layers_per_block` layers; every block has the same number of bytes, so one pool and
-one free list serve full-attention and window groups alike (a short group wastes its unused layers).
+groups of at most `layers_per_block` layers; every block has the same number of bytes, so one pool
+and one free list serve full-attention and window groups alike (a short group wastes its unused
+layers).
 
 Arena: layer-major regions, region l (0 <= l < layers_per_block) holds layer slot l of every block:
     arena[layer_slot][block][kv_head][ K: head_dim x BLOCK_LEN | V: BLOCK_LEN x head_dim ]  float16

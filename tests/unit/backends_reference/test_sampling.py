@@ -172,10 +172,10 @@ def test_logprobs_are_of_the_raw_logits() -> None:
 
 def test_a_target_is_reported_not_drawn() -> None:
     logits = _f32([1.0, 5.0])
-    result = sample_row(logits, _row(target=0, spec=SamplingSpec(num_top=0)))
+    result = sample_row(logits, _row(sample=False, target=0, spec=SamplingSpec(num_top=0)))
     assert (result.token, result.top) == (0, [])
     assert result.logprob == pytest.approx(1.0 - log_sum_exp(logits))
-    assert math.isnan(sample_row(logits, _row(target=0)).logprob)
+    assert math.isnan(sample_row(logits, _row(sample=False, target=0)).logprob)
 
 
 @pytest.mark.parametrize("bad", [[1.0, math.nan], [-math.inf, -math.inf], [math.inf, 0.0]])

@@ -130,10 +130,10 @@ def log_sum_exp(logits: npt.NDArray[np.floating[Any]]) -> float:
 def sample_row(logits: Floats, row: WantedRow) -> RowResult:
     """The result of one wanted row. See backends/base.py for the definitions."""
     token = row.target
-    processed = process_logits(logits, row) if token < 0 else logits
+    processed = process_logits(logits, row) if row.sample else logits
     if np.isnan(logits).any() or not (np.isfinite(logits.max()) and np.isfinite(processed.max())):
         return RowResult(token, math.nan, [], failed=True)
-    if token < 0:
+    if row.sample:
         greedy = row.spec.temperature < GREEDY_BELOW
         token = int(np.argmax(processed if greedy else scores(processed, row)))
     if row.spec.num_top < 0:
