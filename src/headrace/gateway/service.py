@@ -64,8 +64,12 @@ class ModelService:
     @property
     def load_error(self) -> str | None:
         """Why the model could not be loaded: one sentence, or None."""
-        worker_error = None if self.supervisor is None else self.supervisor.load_error
-        return self._text_error or worker_error
+        supervisor = self.supervisor
+        if self._text_error is not None or supervisor is None:
+            return self._text_error
+        if supervisor.load_error is None and supervisor.last_reason is not None:
+            return f"Its worker process did not come up: {supervisor.last_reason}."
+        return supervisor.load_error
 
     @property
     def state(self) -> State:
@@ -339,7 +343,7 @@ class ModelService:
         self.metrics.on_down()
         self._on_trial = None
         gone = f"The model's worker process is gone ({reason}); the answer is incomplete."
-        is_final = self.supervisor is None or self.supervisor.state is not State.RESTARTING
+        is_final = self.state not in (State.RESTARTING, State.LOADING)
         for part in list(self._parts.values()):
             if part.request_id not in self._parts:
                 continue

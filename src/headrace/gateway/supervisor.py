@@ -64,6 +64,8 @@ class Supervisor:
     ) -> None:
         self.state = State.LOADING
         self.load_error: str | None = None
+        self.last_reason: str | None = None
+        self._was_ready = False
         self.num_starts = 0
         self._make_config = make_config
         self._policy = policy
@@ -186,6 +188,7 @@ class Supervisor:
         elif isinstance(first, Ready):
             self.load_error = None
             self._ready_s = self._last_news_s
+            self._was_ready = True
             self.state = State.READY
             self._events.on_ready(first)
         elif self._ready_s is not None:
@@ -194,7 +197,8 @@ class Supervisor:
     def _after_death(self, reason: str) -> float | None:
         """Set the state; returns seconds until the next start, or None for never."""
         logger.error("worker of a model is gone: %s", reason)
-        if self.load_error is not None and self._ready_s is None and self.num_starts == 1:
+        self.last_reason = reason
+        if self.load_error is not None and not self._was_ready:
             self.state = State.FAILED
             return None
         policy = self._policy
@@ -204,7 +208,7 @@ class Supervisor:
         if self._num_failures >= policy.max_failures:
             self.state = State.FAILED
             return policy.open_s
-        self.state = State.RESTARTING
+        self.state = State.RESTARTING if self._was_ready else State.LOADING
         delay_s: float = policy.backoff_s * 2 ** (self._num_failures - 1)
         return min(policy.backoff_max_s, delay_s)
 

@@ -1,0 +1,89 @@
+"""Schemathesis over the OpenAPI document: no 5xx, and every answer as the document says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis import Case, GenerationMode
+from schemathesis.checks import CHECKS, load_all_checks
+
+from headrace.api.app import ENDPOINTS
+from headrace.api.openapi import build_openapi
+from tests.support.http import request
+from tests.support.serving import Server
+
+pytestmark = pytest.mark.slow
+
+load_all_checks()
+_CHECKS: Any = CHECKS.get_by_names(
+    [
+        "not_a_server_error",
+        "status_code_conformance",
+        "content_type_conformance",
+        "response_schema_conformance",
+        "response_headers_conformance",
+    ]
+)
+_DOCUMENT = build_openapi([operation for operation, _ in ENDPOINTS], with_key=False)
+_SCHEMA = schemathesis.openapi.from_dict(_DOCUMENT)
+# Only a request with a body can be wrong.
+_RUNS = [(op.path, op.method, GenerationMode.POSITIVE) for op, _ in ENDPOINTS]
+_RUNS += [(op.path, op.method, GenerationMode.NEGATIVE) for op, _ in ENDPOINTS if op.request]
+
+
+def _steer(case: Case[Any]) -> None:
+    """Most drawn bodies would end at an unknown model, or ask for very long answers."""
+    body: Any = case.body
+    if isinstance(body, dict):
+        if isinstance(body.get("model"), str) and len(body["model"]) % 4:
+            body["model"] = "fake"
+        for name in ("max_tokens", "max_completion_tokens"):
+            if isinstance(body.get(name), int):
+                body[name] = min(body[name], 50)
+
+
+@pytest.mark.parametrize(("path", "method", "mode"), _RUNS)
+def test_the_server_keeps_to_its_document(
+    server: Server, path: str, method: str, mode: GenerationMode
+) -> None:
+    operation = _SCHEMA[path][method]
+    statuses: set[int] = set()
+
+    @settings(
+        max_examples=60 if method == "POST" else 5,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def check(case: Case[Any]) -> None:
+        _steer(case)
+        response = case.call(base_url=server.url, timeout=30)
+        case.validate_response(response, checks=_CHECKS)
+        statuses.add(response.status_code)
+
+    check()
+    if mode is GenerationMode.NEGATIVE:
+        assert 400 in statuses
+    elif "model_id" not in path:
+        assert 200 in statuses
+
+
+def test_the_document_is_served(server: Server) -> None:
+    served: Any = request(server, "GET", "/openapi.json").json
+    assert served["openapi"].startswith("3.1")
+    assert set(served["paths"]) == set(_DOCUMENT["paths"])
+    assert len(served["paths"]) == 11
+    schemas = served["components"]["schemas"]
+    assert schemas["ChatRequest"]["properties"]["messages"]["maxItems"] == 10_000
+    assert "security" not in served["paths"]["/v1/models"]["get"]
+
+
+def test_the_document_asks_for_the_key() -> None:
+    document = build_openapi([operation for operation, _ in ENDPOINTS], with_key=True)
+    assert document["paths"]["/v1/models"]["get"]["security"] == [{"key": []}]
+    assert "security" not in document["paths"]["/livez"]["get"]
