@@ -41,7 +41,7 @@ def _check_vocabulary(spec: TokenizerSpec, vocab_size: int) -> None:
         raise ModelFormatError(
             f"The tokenizer has {num_tokens} tokens, but {len(spec.token_types)} token types."
         )
-    for token_id in (spec.bos_id, spec.unk_id, spec.pad_id, *spec.eos_ids):
+    for token_id in (spec.bos_id, spec.eos_id, spec.unk_id, spec.pad_id, *spec.eos_ids):
         if token_id is not None and not 0 <= token_id < num_tokens:
             raise ModelFormatError(f"Special token {token_id} is outside the vocabulary.")
     if spec.add_bos and spec.bos_id is None:

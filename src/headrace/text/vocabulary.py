@@ -77,7 +77,9 @@ class SpecialIds:
     @classmethod
     def of(cls, spec: TokenizerSpec, control_id: Callable[[str], int | None]) -> SpecialIds:
         """`control_id` gives the id of a control token by its text."""
-        eos_id = spec.eos_ids[0] if spec.eos_ids else None
+        eos_id = spec.eos_id
+        if eos_id is None and spec.eos_ids:
+            eos_id = spec.eos_ids[0]
         return cls(
             bos_id=spec.bos_id,
             eos_id=eos_id,

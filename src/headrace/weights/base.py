@@ -73,7 +73,8 @@ class TokenizerSpec:
 
     `json_bytes`: a tokenizer.json. Otherwise the GGUF vocabulary: `model` is `gpt2` (byte-level
     BPE, with `pre` naming the split) or `llama` (SentencePiece-style, with `scores`); `token_types`
-    are GGUF's (1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte).
+    are GGUF's (1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte). `eos_id` is the
+    end token that the file itself names, `eos_ids` all that end a generation.
     """
 
     json_bytes: bytes | None = None
@@ -85,6 +86,7 @@ class TokenizerSpec:
     merges: list[bytes] = field(default_factory=list)
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
+    eos_id: int | None = None
     unk_id: int | None = None
     pad_id: int | None = None
     add_bos: bool = False

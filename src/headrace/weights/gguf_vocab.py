@@ -57,6 +57,7 @@ def read_vocabulary(meta: Metadata, vocab_size: int) -> TokenizerSpec:
         merges=meta.strings("tokenizer.ggml.merges") if has_merges else [],
         bos_id=_token_id(meta, "bos", num_tokens),
         eos_ids=_eos_ids(meta, tokens, types),
+        eos_id=_token_id(meta, "eos", num_tokens),
         unk_id=_token_id(meta, "unknown", num_tokens),
         pad_id=_token_id(meta, "padding", num_tokens),
         add_bos=meta.boolean("tokenizer.ggml.add_bos_token", spm or pre in _PRE_WITH_BOS),

@@ -65,6 +65,7 @@ def read_tokenizer(folder: Path, config: Fields, vocab_size: int) -> TokenizerSp
         json_bytes=raw,
         bos_id=bos_ids[0] if bos_ids else None,
         eos_ids=tuple(sorted(eos_ids)),
+        eos_id=eos if eos is not None else next(iter(_ids(config, "eos_token_id")), None),
         unk_id=_special(settings, "unk_token", ids),
         pad_id=_special(settings, "pad_token", ids),
         add_bos=settings.boolean("add_bos_token", bos_text in adds),

@@ -163,8 +163,9 @@ def test_ends_of_a_vocabulary_with_channels() -> None:
 
 
 def test_the_files_own_end_comes_first() -> None:
-    spec = replace(bpe_spec(special=[("<|im_end|>", CONTROL), ("<x>", 3)]), eos_ids=(257, 256))
-    assert load(spec).eos_id == 257
+    spec = replace(bpe_spec(special=[("<|im_end|>", CONTROL), ("<x>", 3)]), eos_ids=(256, 257))
+    assert load(spec).eos_id == 256
+    assert load(replace(spec, eos_id=257)).eos_id == 257
 
 
 def test_lone_surrogates_become_replacement_characters() -> None:
