@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 WIDTH = "100"
@@ -28,36 +29,90 @@ def cli_page() -> str:
 
 
 def verbs() -> Iterator[list[str]]:
-    """The root, every verb, and the verbs below a verb, in the order they were registered."""
-    from headrace.cli.main import app
+    """The root, every verb, and the verbs below `models`."""
+    from headrace.cli.verbs import VERBS
 
     yield []
-    for command in app.registered_commands:
-        yield [name_of(command.callback, command.name)]
-    for group in app.registered_groups:
-        yield [str(group.name)]
-        assert group.typer_instance is not None
-        for command in group.typer_instance.registered_commands:
-            yield [str(group.name), name_of(command.callback, command.name)]
-
-
-def name_of(callback: Callable[..., object] | None, name: str | None) -> str:
-    assert callback is not None
-    return name or callback.__name__.replace("_", "-")
+    yield from ([verb] for verb in VERBS)
+    yield ["models"]
+    yield from (["models", verb] for verb in ("list", "info", "rm"))
 
 
 def help_of(words: list[str]) -> str:
     from typer.testing import CliRunner
 
-    from headrace.cli.main import app
+    from headrace.cli.app import make_app
 
-    result = CliRunner().invoke(app, [*words, "--help"], prog_name="headrace")
+    result = CliRunner().invoke(make_app(), [*words, "--help"], prog_name="headrace")
     if result.exit_code != 0:
         raise SystemExit(f"headrace {' '.join(words)} --help failed: {result.output}")
     return "\n".join(line.rstrip() for line in result.stdout.strip().splitlines())
 
 
-PAGES: dict[str, Callable[[], str]] = {"cli.md": cli_page}
+def api_page() -> str:
+    """Every path of the HTTP API with the fields it takes, out of the OpenAPI document."""
+    from headrace.api.app import ENDPOINTS
+    from headrace.api.openapi import build_openapi
+
+    document = build_openapi([operation for operation, _ in ENDPOINTS], with_key=False)
+    schemas = document["components"]["schemas"]
+    parts = [
+        NOTICE,
+        "# HTTP API",
+        "A running server serves the whole document at `/openapi.json`. Every path under `/v1` is "
+        "also served without that prefix. Errors have OpenAI's envelope: "
+        '`{"error": {"message", "type", "param", "code"}}`.',
+    ]
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            parts.append(f"## `{method.upper()} {path}`\n\n{operation['summary']}.")
+            body = operation.get("requestBody", {}).get("content", {}).get("application/json")
+            if body is not None:
+                parts.append(fields_table(body["schema"], schemas))
+    return "\n\n".join(parts) + "\n"
+
+
+def fields_table(schema: dict[str, Any], schemas: dict[str, Any]) -> str:
+    """The fields of a request body, required ones in bold."""
+    described = schemas[schema["$ref"].rpartition("/")[2]]
+    required = set(described.get("required", ()))
+    rows = ["| field | type |", "| --- | --- |"]
+    for name, value in described["properties"].items():
+        shown = f"**{name}**" if name in required else name
+        rows.append(f"| {shown} | {type_of(value, schemas)} |")
+    return "\n".join(rows)
+
+
+def type_of(schema: dict[str, Any], schemas: dict[str, Any]) -> str:
+    """A short description of a JSON schema: its types and their bounds."""
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        fields = ", ".join(schemas[name].get("properties", {}))
+        return f"{name} ({fields})"
+    for key in ("anyOf", "oneOf"):
+        if key in schema:
+            members = [type_of(s, schemas) for s in schema[key] if s.get("type") != "null"]
+            return " or ".join(dict.fromkeys(members))
+    if "enum" in schema:
+        return ", ".join(f"`{value}`" for value in schema["enum"] if value is not None)
+    kind = schema.get("type", "any")
+    if kind == "array":
+        return f"list of {type_of(schema.get('items', {}), schemas)}"
+    return f"{kind}{bounds(schema)}"
+
+
+def bounds(schema: dict[str, Any]) -> str:
+    least = schema.get("minimum", schema.get("minLength"))
+    most = schema.get("maximum", schema.get("maxLength"))
+    unit = " characters" if "maxLength" in schema else ""
+    if least is None and most is None:
+        return ""
+    if most is None:
+        return f" from {least}{unit}"
+    return f" up to {most}{unit}" if least is None else f" {least} to {most}{unit}"
+
+
+PAGES: dict[str, Callable[[], str]] = {"cli.md": cli_page, "api.md": api_page}
 
 
 def main(arguments: list[str]) -> int:

@@ -6,7 +6,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -52,6 +52,39 @@ class Conversation:
         return head + self.messages
 
 
+class Interrupts:
+    """Ctrl-C while the chat runs: at the prompt it gives up the line, elsewhere it is only noted.
+
+    So a step of the engine is never torn apart. Use it as a context manager.
+    """
+
+    def __init__(self) -> None:
+        self.at_prompt = False
+        self.seen = False
+        self._before: signal.Handlers | Callable[[int, FrameType | None], object] | int | None
+
+    def __enter__(self) -> Interrupts:
+        self._before = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _note(self, _signal: int, _frame: FrameType | None) -> None:
+        if self.at_prompt:
+            self.at_prompt = False
+            raise KeyboardInterrupt
+        self.seen = True
+
+    def read_line(self, prompt: str) -> str:
+        """`input`; raises KeyboardInterrupt or EOFError."""
+        try:
+            self.at_prompt = True
+            return input(prompt)
+        finally:
+            self.at_prompt = False
+
+
 def chat(
     model: options.Model,
     system: options.System = None,
@@ -89,20 +122,21 @@ def chat(
             import readline  # noqa: F401 - gives input() line editing and history
 
             say(dim(f"{model}; /help lists the commands."))
-        for message in _messages():
-            if message.startswith("/"):
-                if not command(talk, message):
+        with Interrupts() as interrupts:
+            for message in messages(interrupts):
+                if not message.startswith("/"):
+                    turn(llm, talk, message, interrupts)
+                elif not command(talk, message):
                     return
-            else:
-                _turn(llm, talk, message)
 
 
-def _messages() -> Iterator[str]:
+def messages(interrupts: Interrupts) -> Iterator[str]:
     """Messages and commands as they are typed, until the end of the input."""
     lines: list[str] | None = None  # of a message between two triple quotes
     while True:
         try:
-            line = input((PROMPT if lines is None else MORE) if sys.stdin.isatty() else "")
+            prompt = PROMPT if lines is None else MORE
+            line = interrupts.read_line(prompt if sys.stdin.isatty() else "")
         except KeyboardInterrupt:  # gives up the line, or the message of several lines
             lines = None
             say()
@@ -168,7 +202,7 @@ def _set(talk: Conversation, arguments: list[str]) -> None:
     say(dim(f"{name} = {value or 'default'}"))
 
 
-def _turn(llm: LLM, talk: Conversation, message: str) -> None:
+def turn(llm: LLM, talk: Conversation, message: str, interrupts: Interrupts) -> None:
     """One question and its answer. What was said before Ctrl-C stays part of the conversation."""
     import msgspec
 
@@ -179,12 +213,13 @@ def _turn(llm: LLM, talk: Conversation, message: str) -> None:
     try:
         params = msgspec.convert(talk.settings, SamplingParams)
         answer_chunks = llm.chat_stream(talk.prompt(), params)
-        with _interrupts() as interrupted, closing(answer_chunks) as chunks:
+        interrupts.seen = False
+        with closing(answer_chunks) as chunks:
             for chunk in chunks:
                 parts.append(chunk.text)
                 sys.stdout.write(chunk.text)
                 sys.stdout.flush()
-                if interrupted():
+                if interrupts.seen:
                     say(dim(" (stopped)"))
                     break
     except HeadraceError as error:
@@ -195,19 +230,3 @@ def _turn(llm: LLM, talk: Conversation, message: str) -> None:
         talk.messages.append({"role": "assistant", "content": answer})
     else:
         talk.messages.pop()
-
-
-@contextmanager
-def _interrupts() -> Iterator[Callable[[], bool]]:
-    """While an answer streams, Ctrl-C only raises a flag: a step is never torn apart."""
-    seen = False
-
-    def note(_signal: int, _frame: FrameType | None) -> None:
-        nonlocal seen
-        seen = True
-
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield lambda: seen
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,165 @@
+"""What every command line has in common: status, streams, suggestions, and what is not imported."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import headrace
+from headrace.cli.verbs import VERBS
+from tests.unit.cli.conftest import Cli, environment
+
+HEAVY = "numpy rich pydantic jinja2 tokenizers starlette uvicorn zmq huggingface_hub msgspec"
+
+
+def test_help_lists_every_verb(cli: Cli) -> None:
+    result = cli("--help")
+    assert (result.returncode, result.stderr) == (0, "")
+    for verb in (*VERBS, "models"):
+        assert f"\n  {verb} " in result.stdout
+
+
+@pytest.mark.parametrize("verb", [*VERBS, "models", "models list", "models info", "models rm"])
+def test_every_verb_has_help(cli: Cli, verb: str) -> None:
+    result = cli(*verb.split(), "--help")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith(f"Usage: headrace {verb} ")
+
+
+@pytest.mark.parametrize("words", [["--help"], ["version"]])
+def test_nothing_heavy_is_imported_to_speak(words: list[str], tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom headrace.cli.main import main\n"
+        f"sys.argv = ['headrace', *{words!r}]\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        f"print([name for name in {HEAVY.split()!r} if name in sys.modules], file=sys.stderr)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment(tmp_path),
+    )
+    assert result.stderr.strip() == "[]"
+
+
+def test_a_plain_line_does_not_even_need_typer(tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom headrace.cli.main import main\nsys.argv = ['headrace', 'version']\n"
+        "try: main()\nexcept SystemExit: pass\nassert 'typer' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["serv"], "Did you mean 'serve'?"),
+        (["serve", "--prot", "1"], "--port"),
+        (["run", "m", "p", "--temprature", "1"], "--temperature"),
+        (["serve", "--port", "70000"], "70000 is not from 0 to 65535."),
+        (["serve", "--log-level", "loud"], "'loud' is none of: debug, info, warning, error."),
+        (["run"], "Missing argument 'MODEL'"),
+    ],
+)
+def test_wrong_usage_is_status_2_and_points_to_what_is_right(
+    cli: Cli, words: list[str], hint: str
+) -> None:
+    result = cli(*words)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert hint in result.stderr
+
+
+def test_an_error_is_status_1_and_one_sentence(cli: Cli) -> None:
+    result = cli("run", "no-such-model", "hello")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.startswith("headrace: There is no model 'no-such-model'.")
+    assert "Traceback" not in result.stderr
+
+
+def test_debug_shows_the_traceback(cli: Cli) -> None:
+    result = cli("run", "no-such-model", "hello", HEADRACE_DEBUG="1")
+    assert result.returncode == 1
+    assert "Traceback" in result.stderr
+
+
+def test_version(cli: Cli) -> None:
+    assert cli("--version").stdout == f"headrace {headrace.__version__}\n"
+    assert cli("version").stdout.startswith(f"headrace {headrace.__version__} (Python ")
+    assert json.loads(cli("version", "--json").stdout)["headrace"] == headrace.__version__
+
+
+def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path, tiny_model: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "headrace.cli", "run", tiny_model, "x", "--max-tokens", "200"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(tmp_path),
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.wait(timeout=60) == 1
+    assert process.stderr is not None
+    assert process.stderr.read() == b""
+    process.stderr.close()
+
+
+def test_interrupt_at_the_prompt_of_a_chat_gives_up_the_line(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    read_end, write_end = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "headrace.cli", "chat", tiny_model],
+        stdin=read_end,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(tmp_path),
+    )
+    os.write(write_end, b"/set max_tokens 4\n")
+    assert process.stderr is not None
+    assert process.stderr.readline() == b"max_tokens = 4\n"
+    # At the prompt Ctrl-C only gives up the line; the end of input leaves.
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.2)
+    os.close(write_end)
+    os.close(read_end)
+    assert process.wait(timeout=60) == 0
+    process.communicate()
+
+
+def test_interrupting_a_run(tmp_path: Path, tiny_model: Path) -> None:
+    words = ["run", tiny_model, "x", "--max-tokens", "400", "--temperature", "1"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", _SLOW_RUN, *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(tmp_path),
+    )
+    assert process.stdout is not None
+    process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (130, b"")
+
+
+# A step of the tiny model takes a fraction of a millisecond: slow enough to be interrupted.
+_SLOW_RUN = """
+import sys, time
+from headrace.engine.engine import Engine
+step = Engine.step
+def slow(self):
+    time.sleep(0.05)
+    return step(self)
+Engine.step = slow
+sys.argv[0] = "headrace"
+from headrace.cli.main import main
+main()
+"""
