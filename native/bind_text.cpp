@@ -3,7 +3,6 @@
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
-#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -50,8 +49,8 @@ void construct(SpmEncoder* self, const nb::list& tokens, const nb::sequence& sco
                         {unk_id, add_space_prefix});
 }
 
-std::optional<nb::list> encode(const SpmEncoder& self, const nb::str& text, bool parse_special,
-                               int64_t limit) {
+// The ids as bytes: making Python's numbers of all of them at once would hold the GIL for long.
+nb::object encode(const SpmEncoder& self, const nb::str& text, bool parse_special, int64_t limit) {
   const std::string_view view = text_view(text);
   std::vector<int32_t> ids;
   bool complete = false;
@@ -60,10 +59,8 @@ std::optional<nb::list> encode(const SpmEncoder& self, const nb::str& text, bool
     complete =
         self.encode(view, parse_special, static_cast<size_t>(std::max<int64_t>(limit, 0)), ids);
   }
-  if (!complete) return std::nullopt;
-  nb::list out;
-  for (const int32_t id : ids) out.append(id);
-  return out;
+  if (!complete) return nb::none();
+  return nb::bytes(ids.data(), ids.size() * sizeof(int32_t));
 }
 
 int32_t checked(const SpmEncoder& self, int32_t id) {
@@ -78,16 +75,9 @@ void bind_text(nb::module_& m) {
       .def("__init__", &construct, nb::arg("tokens"), nb::arg("scores"), nb::arg("token_types"),
            nb::kw_only(), nb::arg("unk_id"), nb::arg("add_space_prefix"),
            "A SentencePiece-style vocabulary (native/text/spm.h); raises ValueError.")
-      .def(
-          "encode",
-          [](const SpmEncoder& self, const nb::str& text, bool parse_special, int64_t limit) {
-            std::optional<nb::list> ids = encode(self, text, parse_special, limit);
-            return ids ? nb::object(*ids) : nb::none();
-          },
-          nb::arg("text"), nb::kw_only(), nb::arg("parse_special"), nb::arg("limit"),
-          nb::sig("def encode(self, text: str, *, parse_special: bool, limit: int)"
-                  " -> list[int] | None"),
-          "Token ids, or None as soon as there are more than `limit`; releases the GIL.")
+      .def("encode", &encode, nb::arg("text"), nb::kw_only(), nb::arg("parse_special"),
+           nb::arg("limit"),
+           "Token ids as int32, or None as soon as there are more than `limit`; releases the GIL.")
       .def(
           "token_bytes",
           [](const SpmEncoder& self, int32_t id) { return to_bytes(self.text(checked(self, id))); },

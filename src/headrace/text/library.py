@@ -61,9 +61,13 @@ class LibraryTokenizer(VocabularyTokenizer):
 
     def _is_surely_longer(self, text: str, limit: int) -> bool:
         longest_len = limit * self._longest_bytes
-        if len(text) <= longest_len:
-            return False
-        return len(text) - sum(text.count(char) for char in self._dropped) > longest_len
+        num_kept = 0
+        for start in range(0, len(text) if len(text) > longest_len else 0, PIECE_LEN):
+            piece = text[start : start + PIECE_LEN]
+            num_kept += len(piece) - sum(piece.count(char) for char in self._dropped)
+            if num_kept > longest_len:
+                return True
+        return False
 
     def token_id(self, text: str) -> int | None:
         found = self._special.token_to_id(text)

@@ -12,6 +12,8 @@ from headrace.weights.base import TokenizerSpec
 
 _SPACE_MARK = SPACE_MARK.encode()
 _NO_TOKEN = -1
+# Between two such slices other threads get their turn.
+_IDS_AT_ONCE = 1 << 16
 
 
 def load_gguf_spm(spec: TokenizerSpec, vocab_size: int) -> SpmTokenizer:
@@ -73,6 +75,13 @@ class SpmTokenizer(VocabularyTokenizer):
         return stored if value is None else bytes([value])
 
     def _encode_text(self, text: str, parse_special: bool, limit: int | None) -> list[int] | None:
-        return self._encoder.encode(
+        packed = self._encoder.encode(
             text, parse_special=parse_special, limit=sys.maxsize if limit is None else limit
         )
+        if packed is None:
+            return None
+        view = memoryview(packed).cast("i")
+        ids: list[int] = []
+        for start in range(0, len(view), _IDS_AT_ONCE):
+            ids += view[start : start + _IDS_AT_ONCE].tolist()
+        return ids

@@ -49,7 +49,8 @@ def test_smollm2_round_trip(smollm2: VocabularyTokenizer) -> None:
 
 
 def test_smollm2_ends(smollm2: VocabularyTokenizer) -> None:
-    assert (smollm2.eos_id, smollm2.eos_ids) == (2, {0, 2})
+    assert smollm2.eos_id == 2
+    assert smollm2.eos_ids == {0, 2}
     assert smollm2.token_text(2) == "<|im_end|>"
     assert smollm2.vocab_size == 49152
     assert not smollm2.add_bos
