@@ -1,4 +1,4 @@
-"""headrace: serve open-weight language models from zero, with output that no mechanism can change."""
+"""headrace: serve open-weight language models, with output that no mechanism can change."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class HeadraceError(Exception):
-    """Base of all errors with a message meant for a person: one sentence, the thing and the way out."""
+    """Base of all errors meant for a person: one sentence, the thing and the way out."""
 
 
 class RequestError(HeadraceError):
@@ -37,11 +37,11 @@ class ModelFormatError(HeadraceError):
 
 
 class ModelNotFoundError(HeadraceError):
-    """No source could provide the model; the message lists each source tried and its cause."""
+    """No source could provide the model; the message lists each source and its cause."""
 
 
 class ResourceError(HeadraceError):
-    """Memory, disk, port or processor feature lacking; the message names what is needed and available."""
+    """Memory, disk, a port or a processor feature lacks; the message names need and supply."""
 
 
 class TemplateError(RequestError):

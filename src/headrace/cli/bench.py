@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 # Read once per measurement; far larger than any cache.
 READ_BYTES = 256 << 20
+HEAD = ["measurement", "median", "least", "most", "unit"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +85,13 @@ def bench(
             )
     if json:
         console.print_json({"model": model, "figures": [asdict(figure) for figure in figures]})
-        return
-    rows = [
-        [figure.name, *(f"{value:.1f}" for value in (figure.median, figure.least, figure.most)),
-         figure.unit]
-        for figure in figures
-    ]  # fmt: skip
-    console.print_table(["measurement", "median", "least", "most", "unit"], rows)
+    else:
+        console.print_table(HEAD, [_row(figure) for figure in figures])
+
+
+def _row(figure: Figure) -> list[str]:
+    values = (figure.median, figure.least, figure.most)
+    return [figure.name, *(f"{value:.1f}" for value in values), figure.unit]
 
 
 def _measure(name: str, unit: str, repeat: int, once: Callable[[], float]) -> Figure:

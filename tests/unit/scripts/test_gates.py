@@ -62,6 +62,7 @@ def test_sizes_finds(tree: Tree, name: str, text: str, message: str) -> None:
         ("native/d.h", "template <class F>\nstruct S {\n" + "  int x;\n" * 100 + "};\n"),
         ("native/b.cpp", "namespace n {\n" + "int f() {\n  return 1;\n}\n" * 140 + "}\n"),
         ("docs/a.md", "x" * 300 + "\n"),
+        ("src/b.py", "x" * 90 + "  # type: ignore[attr-defined]  # why\n"),
         ("native/c.h", "#define A(x) \\\n  x\nint f(int a,\n      int b) {\n  return 1;\n}\n"),
     ],
 )
