@@ -124,8 +124,7 @@ def _store_native_kv(
 
 
 def _check_every_operation(source: WeightSource, program: Program) -> None:
-    reference = ReferenceBackend(source, num_blocks=NUM_BLOCKS, numerics=CPU_LIKE)
-    reference.program = program
+    reference = ReferenceBackend(source, program=program, num_blocks=NUM_BLOCKS, numerics=CPU_LIKE)
     plans = _plans(reference)
     states = _native_states(_Natives(source, program, reference.layout), program, plans)
     for p, plan in enumerate(plans):
@@ -156,8 +155,7 @@ def test_a_softcapped_head(tmp_path: Path) -> None:
     head = program.ops[-1]
     assert isinstance(head, Head)
     program = replace(program, ops=(*program.ops[:-1], replace(head, softcap=0.5)))
-    reference = ReferenceBackend(source, num_blocks=NUM_BLOCKS, numerics=CPU_LIKE)
-    reference.program = program
+    reference = ReferenceBackend(source, program=program, num_blocks=NUM_BLOCKS, numerics=CPU_LIKE)
     serving = _Natives(source, program, reference.layout).backend(program)
     plan = _plans(reference)[0]
     plan.wanted[0].spec = SamplingSpec(temperature=0.0, num_top=source.config.vocab_size)

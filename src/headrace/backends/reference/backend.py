@@ -84,7 +84,8 @@ class Step:
 class ReferenceBackend:
     """backends.base.Backend over dequantized weights. Steps run inside `submit`.
 
-    Every weight is dequantized when first used and kept: four bytes a weight.
+    Every weight is dequantized when first used and kept: four bytes a weight. `program` is the
+    source's own unless another over the same tensors is given.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class ReferenceBackend:
         source: WeightSource,
         *,
         num_blocks: int,
+        program: Program | None = None,
         numerics: Numerics = EXACT,
         max_step_rows: int = 4096,
     ) -> None:
@@ -100,7 +102,7 @@ class ReferenceBackend:
         self._weights: dict[str, Array] = {}
         self._max_step_rows = max_step_rows
         self._drawn: list[int] = []
-        self.program: Program = build_program(source.config, self._freq_factors())
+        self.program = program or build_program(source.config, self._freq_factors())
         p = self.program
         self._layout = make_layout(p.kv_windows, p.num_kv_heads, p.head_dim)
         self.arena = Arena(self._layout, num_blocks, numerics.kv)
