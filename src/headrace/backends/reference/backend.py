@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -76,7 +77,7 @@ class Step:
         """(rows, block table of `group`) of each sequence."""
         plan = self.plan
         starts, table = plan.table_starts[group], np.array(plan.tables[group], np.int32)
-        for s, (first, end) in enumerate(zip(plan.seq_starts, plan.seq_starts[1:], strict=False)):
+        for s, (first, end) in enumerate(pairwise(plan.seq_starts)):
             last = starts[s + 1] if s + 1 < len(starts) else len(table)
             yield slice(first, end), table[starts[s] : last]
 
