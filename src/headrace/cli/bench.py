@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,24 +11,29 @@ from headrace.cli import console, options
 from headrace.cli.params import Opt, integer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from headrace.engine.llm import LLM
 
 # Read once per measurement; far larger than any cache.
 READ_BYTES = 256 << 20
-HEAD = ["measurement", "median", "least", "most", "unit"]
+HEAD = ["measurement", "median", "least", "most", "unit", "of the roof"]
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """Median, least and most of one measured quantity over the repeats."""
+    """Median, least and most of one measured quantity over the repeats.
+
+    `roof_share`: for decode, the bytes of the model's file read once per step (all streams share
+    it), over the memory bandwidth measured in the same run. KV reads come on top and are not counted.
+    """
 
     name: str
     unit: str
     median: float
     least: float
     most: float
+    roof_share: float | None = None
 
 
 def bench(
@@ -54,6 +59,7 @@ def bench(
     json: options.Json = False,
 ) -> None:
     """Measure a model's speed beside the memory's."""
+    from headrace.cli.machine import file_bytes
     from headrace.cli.session import open_llm
 
     batches = batch or [1, 32]
@@ -65,33 +71,36 @@ def bench(
         max_model_len=None,
         max_num_seqs=max(batches),
     ) as llm:
-        figures = [_measure("memory read", "GB/s", repeat, _read_gb_per_s)]
-        figures.append(
-            _measure(
-                f"prefill, {prompt_len} tokens",
-                "tok/s",
-                repeat,
-                partial(_prefill_per_s, llm, prompt_len),
-            )
-        )
-        for num_streams in batches:
-            figures.append(
-                _measure(
-                    f"decode, {num_streams} at once",
-                    "tok/s",
-                    repeat,
-                    partial(_decode_per_s, llm, num_streams, output_len),
-                )
-            )
+        figures = list(_figures(llm, file_bytes(model), prompt_len, output_len, batches, repeat))
     if json:
         console.print_json({"model": model, "figures": [asdict(figure) for figure in figures]})
     else:
         console.print_table(HEAD, [_row(figure) for figure in figures])
 
 
+def _figures(
+    llm: LLM,
+    model_bytes: int,
+    prompt_len: int,
+    output_len: int,
+    batches: list[int],
+    repeat: int,
+) -> Iterator[Figure]:
+    memory = _measure("memory read", "GB/s", repeat, _read_gb_per_s)
+    yield memory
+    prefill = partial(_prefill_per_s, llm, prompt_len)
+    yield _measure(f"prefill, {prompt_len} tokens", "tok/s", repeat, prefill)
+    for num_streams in batches:
+        decode = partial(_decode_per_s, llm, num_streams, output_len)
+        figure = _measure(f"decode, {num_streams} at once", "tok/s", repeat, decode)
+        read_per_s = figure.median / num_streams * model_bytes
+        yield replace(figure, roof_share=read_per_s / (memory.median * 1e9))
+
+
 def _row(figure: Figure) -> list[str]:
     values = (figure.median, figure.least, figure.most)
-    return [figure.name, *(f"{value:.1f}" for value in values), figure.unit]
+    share = "" if figure.roof_share is None else f"{figure.roof_share:.0%}"
+    return [figure.name, *(f"{value:.1f}" for value in values), figure.unit, share]
 
 
 def _measure(name: str, unit: str, repeat: int, once: Callable[[], float]) -> Figure:

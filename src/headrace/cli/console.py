@@ -39,7 +39,8 @@ def print_json(value: object) -> None:
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Data for people: columns as wide as their longest cell; numbers are right-aligned."""
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-    numeric = [bool(rows) and all(row[i][:1].isdigit() for row in rows) for i in range(len(head))]
+    filled = [[row[i] for row in rows if row[i]] for i in range(len(head))]
+    numeric = [bool(cells) and all(cell[:1].isdigit() for cell in cells) for cells in filled]
     for row in (head, *rows):
         cells = (
             cell.rjust(width) if right else cell.ljust(width)

@@ -8,7 +8,6 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Annotated
 
 from headrace.cli import console, options
@@ -132,10 +131,10 @@ def _cache() -> Finding:
 
 def _model(name: str) -> Finding:
     """Fit by file size; a Hub model that is not here has no known size."""
-    from headrace.cli.machine import available_bytes
+    from headrace.cli.machine import available_bytes, file_bytes
     from headrace.weights.fit import Fit, model_fit, needed_bytes
 
-    size = _model_bytes(name)
+    size = file_bytes(name)
     if not size:
         return Finding("model", "warn", f"the size of {name} is not known before it is pulled")
     available = available_bytes()
@@ -147,17 +146,3 @@ def _model(name: str) -> Finding:
     if fit is Fit.NO:
         return Finding("model", "bad", value, "Choose a smaller model or quantization.")
     return Finding("model", "ok" if fit is Fit.YES else "warn", value)
-
-
-def _model_bytes(name: str) -> int:
-    from headrace.weights.open import open_source
-    from headrace.weights.pull import info
-
-    path = Path(name).expanduser()
-    if not path.exists():
-        return info(name).num_bytes
-    source = open_source(path)
-    try:
-        return source.file_bytes
-    finally:
-        source.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from pathlib import Path
 
 
 def usable_cores() -> int:
@@ -33,3 +34,18 @@ def compiler_version() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return listed.stdout.split("\n", 1)[0] or None
+
+
+def file_bytes(model: str) -> int:
+    """Bytes of a model's files by name or path; 0 for a Hub model that is not here."""
+    from headrace.weights.open import open_source
+    from headrace.weights.pull import info
+
+    path = Path(model).expanduser()
+    if not path.exists():
+        return info(model).num_bytes
+    source = open_source(path)
+    try:
+        return source.file_bytes
+    finally:
+        source.close()
