@@ -25,7 +25,7 @@ class Figure:
     """Median, least and most of one measured quantity over the repeats.
 
     `roof_share`: for decode, the bytes of the model's file read once per step (all streams share
-    it), over the memory bandwidth measured in the same run. KV reads come on top and are not counted.
+    it), over the memory bandwidth measured in the same run. Reads of KV are not counted.
     """
 
     name: str
