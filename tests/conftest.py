@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests.support import real_models
+
+# No test fails because the machine is busy.
+hypothesis.settings.register_profile("suite", deadline=None)
+hypothesis.settings.load_profile("suite")
 
 _LARGE_MODEL_FIXTURES = {"gemma3_path", "qwen25_path"}
 

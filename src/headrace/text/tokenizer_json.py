@@ -33,7 +33,9 @@ def load_tokenizer_json(spec: TokenizerSpec, vocab_size: int) -> LibraryTokenize
 
     try:
         special = Tokenizer.from_buffer(spec.json_bytes or b"")
-    except Exception as error:  # the library raises plain Exception
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # plain Exception, or a panic, which is no Exception
         raise ModelFormatError(f"tokenizer.json cannot be read: {str(error)[:200]}.") from None
     special.no_truncation()
     special.no_padding()

@@ -190,6 +190,13 @@ def test_damaged(raw: bytes, message: str) -> None:
         load_tokenizer(TokenizerSpec(json_bytes=raw), 320)
 
 
+def test_a_file_that_makes_the_library_panic() -> None:
+    content = document()
+    content["model"]["continuing_subword_prefix"] = "longer than any token"
+    with pytest.raises(ModelFormatError, match=r"tokenizer\.json cannot be read"):
+        load(content)
+
+
 def test_ids_beyond_the_embedding() -> None:
     with pytest.raises(ModelFormatError, match="has token 319, but the embedding table 319 rows"):
         load_tokenizer(TokenizerSpec(json_bytes=tokenizer_json(gpt2_vocabulary())), 319)
