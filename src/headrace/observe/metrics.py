@@ -186,6 +186,7 @@ class ModelMetrics:
         self.rejected = metrics.rejected.labels(model_name)
         self._success = {r: metrics.success.labels(model_name, r) for r in _REASONS}
         self._last: Progress | None = None
+        self._cache_labels: tuple[str, ...] = ()
 
     def on_ready(self, ready: Ready) -> None:
         """A worker serves; its counters start at zero."""
@@ -198,10 +199,10 @@ class ModelMetrics:
         everything.kv_bytes.labels(name).set(ready.kv_bytes)
         everything.weights_bytes.labels(name).set(ready.weights_bytes)
         everything.load_time.labels(name).set(ready.load_s)
-        everything.cache_config.clear()
-        everything.cache_config.labels(
-            name, str(ready.block_len), str(ready.num_blocks), "fp16"
-        ).set(1)
+        if self._cache_labels:
+            everything.cache_config.remove(*self._cache_labels)
+        self._cache_labels = (name, str(ready.block_len), str(ready.num_blocks), "fp16")
+        everything.cache_config.labels(*self._cache_labels).set(1)
 
     def on_down(self) -> None:
         """No worker: nothing runs."""

@@ -1,0 +1,109 @@
+"""Metrics: names that others know, counters that survive a worker's restart."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from headrace.observe.metrics import Metrics, ModelMetrics
+from tests.support.scripted_worker import READY, progress
+
+LABELS = {"model_name": "m"}
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics()
+
+
+@pytest.fixture
+def model(metrics: Metrics) -> ModelMetrics:
+    made = ModelMetrics(metrics, "m")
+    made.on_ready(READY)
+    return made
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(name, {**LABELS, **labels})
+
+
+def test_gauges_follow_the_engine(metrics: Metrics, model: ModelMetrics) -> None:
+    model.on_progress(progress(num_running=3, num_waiting=2, num_free_blocks=16))
+    assert value(metrics, "vllm:num_requests_running") == 3
+    assert value(metrics, "vllm:num_requests_waiting") == 2
+    assert value(metrics, "vllm:kv_cache_usage_perc") == 0.75
+    model.on_down()
+    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
+        assert value(metrics, f"vllm:{name}") == 0
+    assert value(metrics, "headrace:model_up") == 0
+
+
+def test_counters_go_on_over_a_restart(metrics: Metrics, model: ModelMetrics) -> None:
+    model.on_progress(progress(1, prompt_tokens=10, output_tokens=1))
+    model.on_progress(progress(2, prompt_tokens=10, output_tokens=5, num_preemptions=1))
+    model.on_down()
+    model.on_ready(READY)
+    model.on_progress(progress(1, prompt_tokens=7, output_tokens=2))
+    assert value(metrics, "vllm:prompt_tokens_total") == 17
+    assert value(metrics, "vllm:generation_tokens_total") == 7
+    assert value(metrics, "vllm:num_preemptions_total") == 1
+    assert value(metrics, "headrace:worker_starts_total") == 2
+
+
+def test_heartbeats_are_no_steps(metrics: Metrics, model: ModelMetrics) -> None:
+    for num_steps in (0, 1, 1, 1, 2):
+        model.on_progress(progress(num_steps))
+    assert value(metrics, "headrace:step_time_seconds_count") == 2
+    assert value(metrics, "vllm:iteration_tokens_total_count") == 2
+
+
+def test_a_request(metrics: Metrics, model: ModelMetrics) -> None:
+    model.on_admission(2, 50)
+    model.on_lengths(100, 20, 64)
+    model.on_times(2.0, 0.25, 0.5, 1.0)
+    model.count_end("stop")
+    model.count_end("length")
+    assert value(metrics, "vllm:request_prompt_tokens_sum") == 100
+    assert value(metrics, "vllm:request_generation_tokens_sum") == 20
+    assert value(metrics, "vllm:prefix_cache_hits_total") == 64
+    assert value(metrics, "vllm:e2e_request_latency_seconds_sum") == 2
+    assert value(metrics, "vllm:request_inference_time_seconds_sum") == 1.5
+    assert value(metrics, "vllm:request_success_total", finished_reason="stop") == 1
+    assert value(metrics, "vllm:request_params_n_sum") == 2
+
+
+def test_two_models_keep_their_cache_sizes(metrics: Metrics, model: ModelMetrics) -> None:
+    ModelMetrics(metrics, "other").on_ready(READY)
+    text = metrics.render().decode()
+    lines = [line for line in text.splitlines() if line.startswith("vllm:cache_config_info{")]
+    assert len(lines) == 2
+
+
+def test_the_text_parses_and_has_the_known_names(metrics: Metrics, model: ModelMetrics) -> None:
+    model.on_progress(progress())
+    families = {f.name for f in text_string_to_metric_families(metrics.render().decode())}
+    for name in (
+        "num_requests_running",
+        "num_requests_waiting",
+        "kv_cache_usage_perc",
+        "cache_config_info",
+        "prompt_tokens",
+        "generation_tokens",
+        "request_success",
+        "num_preemptions",
+        "prefix_cache_queries",
+        "prefix_cache_hits",
+        "time_to_first_token_seconds",
+        "inter_token_latency_seconds",
+        "e2e_request_latency_seconds",
+        "request_queue_time_seconds",
+        "request_inference_time_seconds",
+        "request_prefill_time_seconds",
+        "request_decode_time_seconds",
+        "request_prompt_tokens",
+        "request_generation_tokens",
+        "request_params_n",
+        "request_params_max_tokens",
+        "iteration_tokens_total",
+    ):
+        assert f"vllm:{name}" in families, name
