@@ -1,0 +1,1 @@
+"""Benchmarks: speed and accuracy beside rivals, in one run, with raw rows."""

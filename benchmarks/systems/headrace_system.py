@@ -37,7 +37,7 @@ def decode(
     engine: Engine, rng: random.Random, sequences: int, context: int, tokens: int
 ) -> tuple[float, int]:
     """Seconds for `tokens` steps of `sequences` sequences that all decode."""
-    params = SamplingParams(max_tokens=tokens + 2, temperature=0.0, ignore_eos=True)
+    params = SamplingParams(max_tokens=tokens + 64, temperature=0.0, ignore_eos=True)
     for i in range(sequences):
         engine.add(f"d{i}", _prompt(rng, context), params)
     while engine.stats.last_step_rows != sequences or engine.stats.num_running != sequences:

@@ -296,8 +296,8 @@ class Engine:
             self._finish(seq)
 
     def _end_prompt(self, request: RequestState) -> None:
-        """Once per request, when its whole prompt is computed. A prompt of one token has no row that
-        could have announced its logprobs."""
+        """Once per request, when its whole prompt is computed. A prompt of one token has no row
+        that could have announced its logprobs."""
         self._stats.prompt_tokens += request.prompt_len
         if request.prompt_spec is not None and request.prompt_done == 0:
             request.prompt_done = 1
