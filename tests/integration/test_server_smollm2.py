@@ -1,0 +1,178 @@
+"""The real server with a real model: what it says is, bit for bit, what the engine says offline."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from headrace import LLM, SamplingParams
+from tests.support.http import post, request
+from tests.support.serving import ROOT, Server, free_port, stop, wait_ready
+
+pytestmark = pytest.mark.slow
+
+MODEL = "smollm2"
+PROMPTS = ["The sky is", "Once upon a time, in a small", "def fibonacci(n):"]
+_SCRIPT = """
+import sys
+from pathlib import Path
+from headrace.gateway.config import ModelSpec, ServeConfig
+from headrace.gateway.main import serve
+
+name, path, port = sys.argv[1:]
+models = (ModelSpec(name, Path(path)),)
+config = ServeConfig(models, port=int(port), kv_cache_memory=64 << 20, max_model_len=256)
+sys.exit(serve(config))
+"""
+
+
+@pytest.fixture(scope="module")
+def server(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    log_path = tmp_path_factory.mktemp("smollm2") / "log"
+    port = free_port()
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _SCRIPT, MODEL, str(smollm2_path), str(port)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=ROOT,
+        )
+    running = Server(f"http://127.0.0.1:{port}", process, log_path)
+    try:
+        wait_ready(running, 60)
+        yield running
+    finally:
+        stop(running)
+
+
+@pytest.fixture(scope="module")
+def llm(smollm2_path: Path) -> Iterator[LLM]:
+    with LLM(str(smollm2_path), kv_cache_bytes=64 << 20) as made:
+        yield made
+
+
+def complete(server: Server, prompt: object, **fields: object) -> Any:
+    body = {"model": MODEL, "prompt": prompt, "return_token_ids": True, **fields}
+    answer = post(server, "/v1/completions", body)
+    assert answer.status == 200, answer.body
+    return answer.json
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {"temperature": 0.0, "max_tokens": 12},
+    {"temperature": 0.8, "seed": 7, "max_tokens": 12},
+    {"temperature": 1.1, "seed": 8, "top_p": 0.9, "top_k": 40, "min_p": 0.02, "max_tokens": 12},
+    {"temperature": 0.7, "seed": 9, "repetition_penalty": 1.2, "presence_penalty": 0.5},
+    {"temperature": 0.0, "logit_bias": {"28": -100.0}, "frequency_penalty": 0.5},
+]
+
+
+@pytest.mark.parametrize("fields", SETTINGS)
+def test_server_equals_offline(server: Server, llm: LLM, fields: dict[str, Any]) -> None:
+    """Token ids, text, finish reason and logprobs; alone offline, all at once on the server."""
+    fields = {"max_tokens": 10, "seed": 1, "logprobs": 3, **fields}
+    bias = {int(k): v for k, v in fields.get("logit_bias", {}).items()}
+    params = SamplingParams(**{**fields, "logit_bias": bias})
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        answers = list(pool.map(lambda prompt: complete(server, prompt, **fields), PROMPTS))
+    for prompt, answer in zip(PROMPTS, answers, strict=True):
+        result = llm.generate(prompt, params)[0]
+        choice, expected = answer["choices"][0], result.choices[0]
+        assert choice["token_ids"] == expected.token_ids
+        assert choice["text"] == expected.text
+        assert choice["finish_reason"] == expected.finish_reason
+        assert expected.logprobs is not None
+        assert choice["logprobs"]["token_logprobs"] == [e.logprob for e in expected.logprobs]
+
+
+def test_stream_equals_whole_and_batch_equals_alone(server: Server) -> None:
+    fields = {"seed": 3, "max_tokens": 8, "n": 2, "logprobs": 2}
+    whole = complete(server, PROMPTS, **fields)
+    texts = [""] * 6
+    ids: list[list[int]] = [[] for _ in range(6)]
+    logprobs: list[list[float]] = [[] for _ in range(6)]
+    body = {"model": MODEL, "prompt": PROMPTS, "stream": True, "return_token_ids": True, **fields}
+    for line in post(server, "/v1/completions", body).body.decode().splitlines():
+        if line.startswith("data: {"):
+            choice = json.loads(line.removeprefix("data: "))["choices"][0]
+            texts[choice["index"]] += choice["text"]
+            ids[choice["index"]] += choice["token_ids"]
+            logprobs[choice["index"]] += choice["logprobs"]["token_logprobs"]
+    for i, choice in enumerate(whole["choices"]):
+        assert texts[i] == choice["text"]
+        assert ids[i] == choice["token_ids"]
+        assert logprobs[i] == choice["logprobs"]["token_logprobs"]
+        alone = complete(server, PROMPTS[i // 2], **{**fields, "n": 1, "seed": choice["seed"]})
+        assert alone["choices"][0]["token_ids"] == choice["token_ids"]
+        assert (
+            alone["choices"][0]["logprobs"]["token_logprobs"]
+            == choice["logprobs"]["token_logprobs"]
+        )
+
+
+def test_chat_equals_offline(server: Server, llm: LLM) -> None:
+    messages: Any = [{"role": "user", "content": "Say hello in French."}]
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="none") as client:
+        answer = client.chat.completions.create(
+            model=MODEL, messages=messages, temperature=0, max_tokens=12
+        )
+        stream = client.chat.completions.create(
+            model=MODEL, messages=messages, temperature=0, max_tokens=12, stream=True
+        )
+        streamed = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+    expected = llm.chat(messages, SamplingParams(temperature=0.0, max_tokens=12))
+    assert answer.choices[0].message.content == expected.choices[0].text == streamed
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == len(expected.choices[0].token_ids)
+
+
+def test_prompt_logprobs_equal_those_of_the_output(server: Server) -> None:
+    """Scoring what was generated gives the numbers of its generation."""
+    first = complete(server, "The sky is", temperature=0, max_tokens=12, logprobs=0)["choices"][0]
+    ids = first["prompt_token_ids"] + first["token_ids"]
+    scored = complete(server, ids, echo=True, logprobs=0, max_tokens=0)["choices"][0]
+    num_new = len(first["token_ids"])
+    assert scored["logprobs"]["token_logprobs"][-num_new:] == first["logprobs"]["token_logprobs"]
+
+
+def test_long_prompts_and_the_limit(server: Server) -> None:
+    card = request(server, "GET", f"/v1/models/{MODEL}").json
+    limit = card["max_model_len"]
+    prompt = [1 + i % 1000 for i in range(limit - 1)]
+    answer = complete(server, prompt, max_tokens=1, ignore_eos=True)
+    assert answer["usage"]["prompt_tokens"] == limit - 1
+    body = {"model": MODEL, "prompt": [*prompt, 1], "max_tokens": 1}
+    assert post(server, "/v1/completions", body).error["code"] == "context_length_exceeded"
+
+
+def test_the_banner_lines_work(server: Server) -> None:
+    """The curl line and the Python snippet, run as printed."""
+    lines = server.log.splitlines()
+    curl = next(line for line in lines if line.startswith("curl "))
+    start = next(i for i, line in enumerate(lines) if line.startswith("from openai"))
+    snippet = "\n".join(lines[start : start + 3]).replace(
+        "messages=", "max_tokens=8, temperature=0, messages="
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", snippet], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip()
+    with contextlib.suppress(FileNotFoundError):
+        shown = subprocess.run(
+            ["sh", "-c", curl.replace('"messages"', '"max_tokens": 8, "messages"')],
+            capture_output=True,
+            timeout=60,
+            check=True,
+        )
+        if shown.stdout:
+            assert json.loads(shown.stdout)["choices"][0]["message"]["content"]
