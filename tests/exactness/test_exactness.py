@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from headrace.engine.sampling import mix64
-from tests.exactness.exact import FACTORS, MAX_STEP_ROWS, ExactModel, run_row, run_together
+from tests.exactness.exact import FACTORS, MAX_STEP_ROWS, ExactModel, check_row, run_together
 from tests.support.cover import Row, full_product, pairwise_cover
+from tests.support.engine_runs import Recorder
 
 COVER = pairwise_cover(FACTORS, seed=1)
 PRODUCT = [row for row in full_product(FACTORS) if row not in COVER]
@@ -29,31 +30,20 @@ def _name(row: Row) -> str:
     return "-".join(str(v) for v in row.values())
 
 
-def _check(model: ExactModel, row: Row) -> None:
-    results, num_preemptions = run_row(model, row)
-    # With the smallest chunks the first requests end before the last begin.
-    if row["pool"] == "tiny" and row["batch"] == "crowd" and row["chunk"] != 7:
-        assert num_preemptions > 0, "the tiny pool must preempt, or this row proves nothing"
-    for index, record in results.items():
-        assert record == model.reference(str(row["sampling"]), index)
-
-
 @pytest.mark.parametrize("row", COVER, ids=_name)
 def test_pairwise_cover(model: ExactModel, row: Row) -> None:
-    _check(model, row)
+    check_row(model, row)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("row", PRODUCT, ids=_name)
 def test_whole_product(model: ExactModel, row: Row) -> None:
-    _check(model, row)
+    check_row(model, row)
 
 
 def test_choices_equal_their_seeds_alone(model: ExactModel) -> None:
     engine = model.engine(model.backend("avx2", 2), chunk=MAX_STEP_ROWS)
     prompt, params = model.prompt(0), model.params("sampled", 0, n=3)
-    from tests.support.engine_runs import Recorder
-
     recorder = Recorder()
     engine.add("n", prompt, params)
     for i in range(3):
@@ -68,8 +58,6 @@ def test_choices_equal_their_seeds_alone(model: ExactModel) -> None:
 
 def test_a_long_prompt_crosses_splits(model: ExactModel) -> None:
     """Prompts around the attention split size, cut at odd places and beside others."""
-    from tests.support.engine_runs import Recorder
-
     prompts = {n: [500 + (i * 7919) % 20000 for i in range(n)] for n in (255, 256, 257, 530)}
     params = model.params("greedy", 0, max_tokens=4, prompt_logprobs=1)
     alone = {}
@@ -93,8 +81,6 @@ def test_a_long_prompt_crosses_splits(model: ExactModel) -> None:
 
 def test_requests_of_all_kinds_share_a_batch(model: ExactModel) -> None:
     """Greedy, sampled, filtered and penalized requests beside each other equal themselves alone."""
-    from tests.support.engine_runs import Recorder
-
     engine = model.engine(model.backend("avx2", 2), chunk=64)
     recorder = Recorder()
     kinds = ("greedy", "sampled", "filtered", "penalized")
