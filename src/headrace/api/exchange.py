@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from starlette.types import Receive, Scope, Send
 
 from headrace.api.errors import encode_error, error_headers
+from headrace.api.json_body import LARGE_BYTES
 from headrace.errors import OverloadedError, RequestError
 from headrace.gateway.config import HttpLimits
 from headrace.gateway.gateway import Gateway
@@ -97,6 +98,11 @@ class Exchange:
         except TimeoutError:
             raise RequestError("The request's body came too slowly.", status=408) from None
         return bytes(body)
+
+    @property
+    def is_large(self) -> bool:
+        """The body that was read is too large to be worked on between two events."""
+        return self._held > LARGE_BYTES
 
     def release_body(self) -> None:
         """The body was turned into something else; may be called twice."""

@@ -40,7 +40,8 @@ async def tokenize(exchange: Exchange) -> None:
     body = await exchange.read_body()
     request, _ = await decode_body(exchange, body, _tokenize_decoder)
     text, ready = await _service(exchange, request.model).wait_servable()
-    ids = await exchange.gateway.pool.run(lambda: _encode(text, request))
+    pool = exchange.gateway.pool
+    ids = await pool.run(lambda: _encode(text, request), is_large=exchange.is_large)
     response = TokenizeResponse(tokens=ids, count=len(ids), max_model_len=ready.max_model_len)
     await exchange.respond(msgspec.json.encode(response))
 
@@ -75,5 +76,8 @@ async def detokenize(exchange: Exchange) -> None:
             param="tokens",
             code="invalid_value",
         )
-    prompt = await exchange.gateway.pool.run(lambda: text.tokenizer.decode(request.tokens))
+    pool = exchange.gateway.pool
+    prompt = await pool.run(
+        lambda: text.tokenizer.decode(request.tokens), is_large=exchange.is_large
+    )
     await exchange.respond(msgspec.json.encode(DetokenizeResponse(prompt=prompt)))

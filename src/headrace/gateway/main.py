@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib
 import logging
 import signal
@@ -94,6 +95,9 @@ class _Life:
             await service.wait_settled()
             if service.state is State.FAILED:
                 say(f"error: {service.spec.name}: {service.load_error}")
+        # What is here now stays: full collections, which stop every stream, need not look at it.
+        gc.collect()
+        gc.freeze()
         services = [s for s in self._gateway.services if s.state is State.READY]
         if services:
             print_banner(self._config, url_of(self._listener), services)

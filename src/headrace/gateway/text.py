@@ -14,7 +14,6 @@ from headrace.text.base import ChatTemplate, Tokenizer
 
 T = TypeVar("T")
 
-_NUM_THREADS = 2
 _MAX_PENDING = 512
 
 
@@ -46,18 +45,24 @@ def load_text(spec: ModelSpec) -> ModelText:
 
 
 class TextPool:
-    """Runs functions that read or parse clients' text in a few threads; bounds how many wait."""
+    """Runs functions that read clients' text in two threads; bounds how many wait.
+
+    Large inputs share one thread: behind them no small one waits, and the event loop never has more
+    than two rivals for the interpreter.
+    """
 
     def __init__(self) -> None:
-        self._executor = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="text")
+        self._small = ThreadPoolExecutor(1, thread_name_prefix="text")
+        self._large = ThreadPoolExecutor(1, thread_name_prefix="large-text")
         self._num_pending = 0
 
-    async def run(self, function: Callable[[], T]) -> T:
+    async def run(self, function: Callable[[], T], *, is_large: bool = False) -> T:
         """The function's result. Raises OverloadedError when too many wait already."""
         if self._num_pending >= _MAX_PENDING:
             raise OverloadedError("Too many prompts wait to be tokenized.", retry_after_s=1.0)
         self._num_pending += 1
-        future = asyncio.get_running_loop().run_in_executor(self._executor, function)
+        executor = self._large if is_large else self._small
+        future = asyncio.get_running_loop().run_in_executor(executor, function)
         future.add_done_callback(self._done)
         return await future
 
@@ -66,4 +71,5 @@ class TextPool:
 
     def close(self) -> None:
         """Do not wait for what runs."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        for executor in (self._small, self._large):
+            executor.shutdown(wait=False, cancel_futures=True)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.api.json_body import INLINE_BYTES, MAX_DEPTH, decode
+from headrace.api.json_body import LARGE_BYTES, MAX_DEPTH, decode
 from headrace.errors import RequestError
 
 ANY: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
@@ -39,7 +39,7 @@ def test_values_are_those_of_the_json_module(value: dict[str, Any], escaped: boo
 @given(OBJECTS)
 def test_large_bodies_are_read_alike(value: dict[str, Any]) -> None:
     """Long strings are cut out of the second value only."""
-    tricky = ['\\"' * 300, "\\" * 301, '"' * 300, "a" * INLINE_BYTES, ',[{"' * 100]
+    tricky = ['\\"' * 300, "\\" * 301, '"' * 300, "a" * LARGE_BYTES, ',[{"' * 100]
     value = {"tricky": tricky, **value}
     first, fields = decode(json.dumps(value).encode(), ANY)
     assert first == value
@@ -56,7 +56,7 @@ def test_a_key_given_twice_is_refused(
     twice = f"{{{json.dumps(key)}: 1, {json.dumps(key, ensure_ascii=False)}: 2}}"
     inner = twice if nested else "0"
     rest = "" if nested else twice[1:-1] + ", "
-    padding = "x" * INLINE_BYTES if large else ""
+    padding = "x" * LARGE_BYTES if large else ""
     body = f'{{{rest}"~a": {inner}, "~b": "{padding}"}}'.encode()
     assert "twice" in str(refuse(body))
 
@@ -86,11 +86,11 @@ def test_commas_in_long_strings_are_no_values() -> None:
 
 
 def test_long_names_are_refused_in_large_bodies() -> None:
-    refuse(json.dumps({"k" * 300: 1, "x": "y" * INLINE_BYTES}).encode())
+    refuse(json.dumps({"k" * 300: 1, "x": "y" * LARGE_BYTES}).encode())
 
 
 @pytest.mark.parametrize(
-    "body", [b'{"a": "' + b"x" * INLINE_BYTES, b'{"a": "' + b"x" * INLINE_BYTES + b'\\"}']
+    "body", [b'{"a": "' + b"x" * LARGE_BYTES, b'{"a": "' + b"x" * LARGE_BYTES + b'\\"}']
 )
 def test_a_string_without_end(body: bytes) -> None:
     refuse(body)

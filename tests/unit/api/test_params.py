@@ -141,7 +141,8 @@ def test_unknown_fields_are_named_and_logged_once(caplog: pytest.LogCaptureFixtu
 
 @given(st.lists(st.text(max_size=300), max_size=30))
 def test_any_name_fits_into_a_header(names: list[str]) -> None:
-    found = ignored_fields(dict.fromkeys(names, 1), frozenset(), strict=False)
+    fields = dict.fromkeys(set(names) - set(UNSUPPORTED), 1)
+    found = ignored_fields(fields, frozenset(), strict=False)
     for _, value in ignored_header(found):
         assert len(value) < 8192
         assert all(0x20 <= byte < 0x7F for byte in value)

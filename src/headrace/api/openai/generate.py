@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from headrace.api.exchange import Exchange
-from headrace.api.json_body import INLINE_BYTES, decode
+from headrace.api.json_body import LARGE_BYTES, decode
 from headrace.api.openai.chunks import StreamShape
 from headrace.api.openai.params import ignored_fields, ignored_header
 from headrace.api.openai.types import GenerationRequest
@@ -61,9 +61,9 @@ async def decode_body(
     exchange: Exchange, body: bytes, decoder: msgspec.json.Decoder[T]
 ) -> tuple[T, dict[str, Any]]:
     """Decode on the loop when it is quick, in a thread when it is not."""
-    if len(body) <= INLINE_BYTES:
+    if len(body) <= LARGE_BYTES:
         return decode(body, decoder)
-    return await exchange.gateway.pool.run(lambda: decode(body, decoder))
+    return await exchange.gateway.pool.run(lambda: decode(body, decoder), is_large=True)
 
 
 async def prepare(
@@ -84,7 +84,9 @@ async def prepare(
     gateway.check_accepting()
     text, ready = await service.wait_servable()
     params.validate(text.tokenizer.vocab_size)
-    prompts = await gateway.pool.run(lambda: encode(text, request, params, ready.max_model_len))
+    prompts = await gateway.pool.run(
+        lambda: encode(text, request, params, ready.max_model_len), is_large=exchange.is_large
+    )
     return Job(
         service=service,
         text=text,

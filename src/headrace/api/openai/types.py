@@ -127,7 +127,7 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
     """Body of POST /detokenize."""
 
     model: ModelName | None = None
-    tokens: Annotated[list[TokenId], Meta(max_length=1 << 19)]
+    tokens: Annotated[list[TokenId], Meta(max_length=1 << 17)]
 
 
 # Fields that exist in the API or in its usual extensions and cannot be honoured here, with the
