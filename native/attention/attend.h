@@ -8,20 +8,17 @@ namespace headrace {
 
 // Lines (query row x head of the group) whose accumulators fit the registers: 6 x 2 vectors of 8.
 constexpr int32_t kTileLines = 6;
-// Lines of an item at most (if the group is not larger): enough to hide the conversion of K and V
-// to float32, few enough that their scores stay in the second-level cache.
-constexpr int32_t kItemLines = 48;
-// Columns of V that one pass takes.
-constexpr int32_t kPanelDims = 16;
+// Lines of an item at most (if the group is not larger): K and V are read once for all of them, and
+// their scores stay in the second-level cache.
+constexpr int32_t kItemLines = 96;
 // Floats between the scores of two lines.
 constexpr int32_t kScoreStride = kSplitLen;
 
-// Scratch of an item with so many lines (rows x heads of the group): one block of K, a panel of V,
-// and per line scores, query, accumulators and four numbers, lines rounded up to whole tiles.
+// Scratch of an item with so many lines, rounded up to whole tiles: per line scores, query,
+// accumulators and four numbers.
 constexpr int64_t attend_scratch_floats(int32_t lines, int32_t head_dim) {
   const int64_t padded = (lines + kTileLines - 1) / kTileLines * kTileLines;
-  return int64_t{kBlockLen} * head_dim + int64_t{kSplitLen} * kPanelDims +
-         padded * (kScoreStride + 2 * head_dim + 4);
+  return padded * (kScoreStride + 2 * head_dim + 4);
 }
 
 }  // namespace headrace

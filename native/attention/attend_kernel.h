@@ -2,9 +2,9 @@
 // attention/attention.h.
 //
 // An item's rows (query row x head of the group, "lines" here) go in tiles of up to kTileLines
-// through each split: scores of all tiles, softmax line by line, then P.V. Few lines (decode) read
-// K and V as float16 from the blocks; many lines (prefill) read them from scratch, converted once
-// per item. Tiling changes no result: every score and every accumulator is one chain of its own.
+// through each split: scores of all tiles, softmax line by line, then P.V. Decode and prefill
+// differ in the number of lines only. Tiling changes no result: every score and every accumulator
+// is one chain of its own.
 #include "attention/attend.h"
 #include "attention/attend_tiles.h"
 #include "common/v8.h"
@@ -14,9 +14,7 @@ namespace headrace {
 namespace HEADRACE_ISA_NS {
 namespace {
 
-// Up to this many lines, conversion in registers beats conversion into scratch.
-constexpr int32_t kDirectLines = 2 * kTileLines;
-// Decode touches K and V this many rows of 16 halves ahead (32 KiB).
+// K and V are touched this many rows of 16 halves ahead (32 KiB).
 constexpr int32_t kAheadDims = 1024;
 constexpr int32_t kBlocksPerSplit = kSplitLen / kBlockLen;
 
@@ -41,15 +39,14 @@ struct Work {
   int32_t group;
   int32_t num_lines;
   int32_t num_tiles;
-  int32_t tile_height;  // lines of every tile but the last
-  float* q;             // per tile: [head_dim][lines of the tile]
-  float* scores;        // [line][kScoreStride]
-  float* acc;           // [line][head_dim], of the current split
-  float* keys;          // [head_dim][kBlockLen], one block
-  float* values;        // [kSplitLen][kPanelDims], a panel of one split
-  float* top;           // [line] m of the current split
-  float* sum;           // [line] l of the current split
-  float* out_top;       // [line] m and l of the splits merged into out
+  int32_t tile_height;   // lines of every tile but the last
+  int32_t ahead_blocks;  // see upcoming
+  float* q;              // per tile: [head_dim][lines of the tile]
+  float* scores;         // [line][kScoreStride]
+  float* acc;            // [line][head_dim], of the current split
+  float* top;            // [line] m of the current split
+  float* sum;            // [line] l of the current split
+  float* out_top;        // [line] m and l of the splits merged into out
   float* out_sum;
 
   Work(const AttnParams& p, const AttnItem& i, float* scratch) : params(p), item(i) {
@@ -57,10 +54,9 @@ struct Work {
     num_lines = i.num_rows * group;
     num_tiles = (num_lines + kTileLines - 1) / kTileLines;
     tile_height = (num_lines + num_tiles - 1) / num_tiles;
+    ahead_blocks = larger(1, kAheadDims / p.head_dim);
     const int64_t lines = static_cast<int64_t>(num_tiles) * kTileLines;
-    keys = scratch;
-    values = keys + static_cast<int64_t>(p.head_dim) * kBlockLen;
-    scores = values + kSplitLen * kPanelDims;
+    scores = scratch;
     q = scores + lines * kScoreStride;
     acc = q + lines * p.head_dim;
     top = acc + lines * p.head_dim;
@@ -69,7 +65,6 @@ struct Work {
     out_sum = out_top + lines;
   }
 
-  bool direct() const { return num_lines <= kDirectLines; }
   int32_t tile_lines(int32_t tile) const {
     return smaller(tile_height, num_lines - tile * tile_height);
   }
@@ -89,11 +84,10 @@ struct Work {
   const uint16_t* block_values(int32_t split, int32_t block) const {
     return block_keys(split, block) + static_cast<int64_t>(params.head_dim) * kBlockLen;
   }
-  // What decode reads some blocks after the K or V of `block`: a split's K blocks, its V blocks,
+  // What is read some blocks after the K or V of `block`: a split's K blocks, its V blocks,
   // then the next split. At the end, `block` itself.
   const uint16_t* upcoming(int32_t split, Range blocks, int32_t block, bool values) const {
-    const int32_t distance = larger(1, kAheadDims / params.head_dim);
-    int32_t next = block + distance;
+    int32_t next = block + ahead_blocks;
     if (next < blocks.end) return values ? block_values(split, next) : block_keys(split, next);
     next -= blocks.end;
     if (!values && blocks.begin + next < blocks.end) {
@@ -112,15 +106,10 @@ struct Work {
     const int32_t low = params.window > 0 ? larger(0, position - params.window + 1) : 0;
     return {larger(0, low - first), smaller(kSplitLen, position + 1 - first)};
   }
-  // Their hull over the lines [begin, end) that see any.
+  // What the lines [begin, end) see together: positions increase by one from row to row, so both
+  // ends rise and no row between two that see a split misses it.
   Range visible(int32_t split, int32_t begin, int32_t end) const {
-    Range hull{kSplitLen, 0};
-    for (int32_t line = begin; line < end; ++line) {
-      const Range keys_seen = visible(split, line);
-      if (keys_seen.empty()) continue;
-      hull = {smaller(hull.begin, keys_seen.begin), larger(hull.end, keys_seen.end)};
-    }
-    return hull;
+    return {visible(split, begin).begin, visible(split, end - 1).end};
   }
   Range tile_visible(int32_t split, int32_t tile) const {
     return visible(split, tile * tile_height, tile * tile_height + tile_lines(tile));
@@ -144,43 +133,27 @@ inline float* tile_scores(const Work& work, int32_t tile, int32_t block) {
          static_cast<int64_t>(block) * kBlockLen;
 }
 
-void score_direct(const Work& work, int32_t split) {
+// Scores of every tile against the blocks that it sees, two blocks at a time.
+void score_split(const Work& work, int32_t split) {
   const int32_t dim = work.params.head_dim;
-  const Range blocks = blocks_of(work.visible(split, 0, work.num_lines));
-  for (int32_t b = blocks.begin; b < blocks.end; b += 2) {
-    const int32_t second = smaller(b + 1, blocks.end - 1);
-    const uint16_t* keys[2] = {work.block_keys(split, b), work.block_keys(split, second)};
-    const uint16_t* ahead[2] = {work.upcoming(split, blocks, b, false),
-                                work.upcoming(split, blocks, second, false)};
+  const Range all = blocks_of(work.visible(split, 0, work.num_lines));
+  for (int32_t b = all.begin; b < all.end; b += 2) {
+    const int32_t last = smaller(b + 1, all.end - 1);
+    const uint16_t* keys[2] = {work.block_keys(split, b), work.block_keys(split, last)};
+    const uint16_t* ahead[2] = {work.upcoming(split, all, b, false),
+                                work.upcoming(split, all, last, false)};
     for (int32_t tile = 0; tile < work.num_tiles; ++tile) {
+      const Range seen = blocks_of(work.tile_visible(split, tile));
       const float* q = work.q + static_cast<int64_t>(tile) * work.tile_height * dim;
       with_count(work.tile_lines(tile), [&](auto n) {
         if constexpr (n.value <= kTileLines / 2) {
-          float* out = tile_scores(work, tile, b);
-          if (second > b) return score_tile_pair<n.value>(keys, ahead, q, dim, out);
+          if (b >= seen.begin && b + 1 < seen.end) {
+            return score_tile_pair<n.value>(keys, ahead, q, dim, tile_scores(work, tile, b));
+          }
         }
-        for (int32_t i = 0; i <= second - b; ++i) {
-          score_tile<n.value>(keys[i], ahead[i], q, dim, tile_scores(work, tile, b + i));
+        for (int32_t i = larger(b, seen.begin); i <= last && i < seen.end; ++i) {
+          score_tile<n.value>(keys[i - b], ahead[i - b], q, dim, tile_scores(work, tile, i));
         }
-      });
-    }
-  }
-}
-
-void score_converted(const Work& work, int32_t split) {
-  const int32_t dim = work.params.head_dim;
-  const int32_t num_halves = dim * kBlockLen;
-  const Range blocks = blocks_of(work.visible(split, 0, work.num_lines));
-  for (int32_t b = blocks.begin; b < blocks.end; ++b) {
-    const uint16_t* source = work.block_keys(split, b);
-    for (int32_t i = 0; i < num_halves; i += 8) store(work.keys + i, load_f16(source + i));
-    const float* keys = work.keys;
-    for (int32_t tile = 0; tile < work.num_tiles; ++tile) {
-      const Range seen = blocks_of(work.tile_visible(split, tile));
-      if (b < seen.begin || b >= seen.end) continue;
-      const float* q = work.q + static_cast<int64_t>(tile) * work.tile_height * dim;
-      with_count(work.tile_lines(tile), [&](auto n) {
-        score_tile<n.value>(keys, keys, q, dim, tile_scores(work, tile, b));
       });
     }
   }
@@ -213,36 +186,21 @@ void softmax_line(const AttnParams& params, float* scores, Range keys, float* to
 }
 
 // P.V of the lines [line, line + lines) of one tile over the keys [begin, end) of a split.
-void add_values_direct(const Work& work, int32_t split, int32_t line, int32_t lines, Range keys) {
+void add_values(const Work& work, int32_t split, int32_t line, int32_t lines, Range keys) {
   const int32_t dim = work.params.head_dim;
   const float* e = work.scores + static_cast<int64_t>(line) * kScoreStride;
   float* acc = work.acc + static_cast<int64_t>(line) * dim;
-  const Range blocks = blocks_of(work.visible(split, 0, work.num_lines));
+  const Range all = blocks_of(work.visible(split, 0, work.num_lines));
   for (int32_t j = keys.begin; j < keys.end;) {
     const int32_t block = j / kBlockLen;
     const int32_t count = smaller(keys.end, (block + 1) * kBlockLen) - j;
     const int32_t offset = j % kBlockLen * dim;
     const uint16_t* values = work.block_values(split, block) + offset;
-    const uint16_t* ahead = work.upcoming(split, blocks, block, true) + offset;
+    const uint16_t* ahead = work.upcoming(split, all, block, true) + offset;
     with_count(lines,
                [&](auto n) { value_row<n.value>(values, ahead, dim, e + j, count, acc, dim); });
     j += count;
   }
-}
-
-void add_values_panel(const Work& work, int32_t line, int32_t lines, Range keys, int32_t column) {
-  const int32_t dim = work.params.head_dim;
-  const float* e = work.scores + static_cast<int64_t>(line) * kScoreStride + keys.begin;
-  float* acc = work.acc + static_cast<int64_t>(line) * dim + column;
-  const float* values = work.values + static_cast<int64_t>(keys.begin) * kPanelDims;
-  const int32_t count = keys.end - keys.begin;
-  with_count(lines, [&](auto n) {
-    if (dim - column >= kPanelDims) {
-      value_tile<n.value, 2>(values, values, kPanelDims, e, count, acc, dim);
-    } else {
-      value_tile<n.value, 1>(values, values, kPanelDims, e, count, acc, dim);
-    }
-  });
 }
 
 // Calls add(first line, number of lines, keys) so that every line of the tile gets exactly its
@@ -267,34 +225,6 @@ inline void for_visible(const Work& work, int32_t split, int32_t tile, Add add_k
     const Range seen = work.visible(split, line);
     const Range tail{larger(seen.begin, common.end), seen.end};
     if (!tail.empty()) add_keys(line, 1, tail);
-  }
-}
-
-void add_split_direct(const Work& work, int32_t split) {
-  for (int32_t tile = 0; tile < work.num_tiles; ++tile) {
-    for_visible(work, split, tile, [&](int32_t line, int32_t lines, Range keys) {
-      add_values_direct(work, split, line, lines, keys);
-    });
-  }
-}
-
-void add_split_converted(const Work& work, int32_t split) {
-  const int32_t dim = work.params.head_dim;
-  const Range keys = work.visible(split, 0, work.num_lines);
-  for (int32_t column = 0; column < dim; column += kPanelDims) {
-    const bool wide = dim - column >= kPanelDims;
-    for (int32_t j = keys.begin; j < keys.end; ++j) {
-      const uint16_t* source =
-          work.block_values(split, j / kBlockLen) + (j % kBlockLen) * dim + column;
-      float* panel = work.values + static_cast<int64_t>(j) * kPanelDims;
-      store(panel, load_f16(source));
-      if (wide) store(panel + 8, load_f16(source + 8));
-    }
-    for (int32_t tile = 0; tile < work.num_tiles; ++tile) {
-      for_visible(work, split, tile, [&](int32_t line, int32_t lines, Range seen) {
-        add_values_panel(work, line, lines, seen, column);
-      });
-    }
   }
 }
 
@@ -343,11 +273,7 @@ void finish_line(const Work& work, int32_t line, bool seen, bool first) {
 
 void attend_split(const Work& work, int32_t split) {
   const int32_t dim = work.params.head_dim;
-  if (work.direct()) {
-    score_direct(work, split);
-  } else {
-    score_converted(work, split);
-  }
+  score_split(work, split);
   for (int32_t line = 0; line < work.num_lines; ++line) {
     const Range seen = work.visible(split, line);
     if (seen.empty()) continue;
@@ -356,10 +282,10 @@ void attend_split(const Work& work, int32_t split) {
     float* acc = work.acc + static_cast<int64_t>(line) * dim;
     for (int32_t d = 0; d < dim; d += 8) store(acc + d, zero8());
   }
-  if (work.direct()) {
-    add_split_direct(work, split);
-  } else {
-    add_split_converted(work, split);
+  for (int32_t tile = 0; tile < work.num_tiles; ++tile) {
+    for_visible(work, split, tile, [&](int32_t line, int32_t lines, Range keys) {
+      add_values(work, split, line, lines, keys);
+    });
   }
 }
 

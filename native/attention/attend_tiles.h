@@ -33,23 +33,20 @@ inline void with_count(int32_t n, F f) {
   }
 }
 
-inline V8 load_value(const float* p) { return load(p); }
-inline V8 load_value(const uint16_t* p) { return load_f16(p); }
-
-// Float16 comes straight from the arena, so tiles touch what they will read soon (`ahead`: the same
-// place in a later block); floats come from scratch.
-inline void touch(const float*) {}
+// K and V come straight from the arena: tiles touch what will be read soon, `ahead`, the same place
+// in a later block. Into the second-level cache: the first has too few lines in flight.
 inline void touch(const uint16_t* p) { __builtin_prefetch(p, 0, 2); }
 
 // scores[r][j] = sum_d q[d][r] * keys[d][j] for the 16 keys of a block.
-template <int kLines, typename T>
-inline void score_tile(const T* keys, const T* ahead, const float* q, int32_t dim, float* scores) {
+template <int kLines>
+inline void score_tile(const uint16_t* keys, const uint16_t* ahead, const float* q, int32_t dim,
+                       float* scores) {
   V8 acc[kLines][2];
   for (int r = 0; r < kLines; ++r) acc[r][0] = acc[r][1] = zero8();
   for (int32_t d = 0; d < dim; ++d, keys += kBlockLen, ahead += kBlockLen, q += kLines) {
     touch(ahead);
-    const V8 low = load_value(keys);
-    const V8 high = load_value(keys + 8);
+    const V8 low = load_f16(keys);
+    const V8 high = load_f16(keys + 8);
     for (int r = 0; r < kLines; ++r) {
       const V8 weight = splat(q[r]);
       acc[r][0] = fma(weight, low, acc[r][0]);
@@ -63,9 +60,9 @@ inline void score_tile(const T* keys, const T* ahead, const float* q, int32_t di
 }
 
 // score_tile of two consecutive blocks, for few lines: twice the independent chains.
-template <int kLines, typename T>
-inline void score_tile_pair(const T* const keys[2], const T* const ahead[2], const float* q,
-                            int32_t dim, float* scores) {
+template <int kLines>
+inline void score_tile_pair(const uint16_t* const keys[2], const uint16_t* const ahead[2],
+                            const float* q, int32_t dim, float* scores) {
   V8 acc[kLines][4];
   for (int r = 0; r < kLines; ++r) {
     for (int v = 0; v < 4; ++v) acc[r][v] = zero8();
@@ -75,7 +72,7 @@ inline void score_tile_pair(const T* const keys[2], const T* const ahead[2], con
     touch(ahead[0] + at);
     touch(ahead[1] + at);
     for (int v = 0; v < 4; ++v) {
-      const V8 key = load_value(keys[v / 2] + at + v % 2 * 8);
+      const V8 key = load_f16(keys[v / 2] + at + v % 2 * 8);
       for (int r = 0; r < kLines; ++r) acc[r][v] = fma(splat(q[r]), key, acc[r][v]);
     }
   }
@@ -85,9 +82,9 @@ inline void score_tile_pair(const T* const keys[2], const T* const ahead[2], con
 }
 
 // acc[r][0 .. 8 * kVectors) += sum_j e[r][j] * values[j][...], j increasing.
-template <int kLines, int kVectors, typename T>
-inline void value_tile(const T* values, const T* ahead, int32_t stride, const float* e,
-                       int32_t num_keys, float* acc, int32_t lda) {
+template <int kLines, int kVectors>
+inline void value_tile(const uint16_t* values, const uint16_t* ahead, int32_t stride,
+                       const float* e, int32_t num_keys, float* acc, int32_t lda) {
   V8 sum[kLines][kVectors];
   for (int r = 0; r < kLines; ++r) {
     for (int v = 0; v < kVectors; ++v) sum[r][v] = load(acc + r * lda + v * 8);
@@ -95,7 +92,7 @@ inline void value_tile(const T* values, const T* ahead, int32_t stride, const fl
   for (int32_t j = 0; j < num_keys; ++j, values += stride, ahead += stride) {
     touch(ahead);
     V8 value[kVectors];
-    for (int v = 0; v < kVectors; ++v) value[v] = load_value(values + v * 8);
+    for (int v = 0; v < kVectors; ++v) value[v] = load_f16(values + v * 8);
     for (int r = 0; r < kLines; ++r) {
       const V8 weight = splat(e[r * kScoreStride + j]);
       for (int v = 0; v < kVectors; ++v) sum[r][v] = fma(weight, value[v], sum[r][v]);
@@ -107,8 +104,8 @@ inline void value_tile(const T* values, const T* ahead, int32_t stride, const fl
 }
 
 // value_tile over a whole row of V.
-template <int kLines, typename T>
-inline void value_row(const T* values, const T* ahead, int32_t dim, const float* e,
+template <int kLines>
+inline void value_row(const uint16_t* values, const uint16_t* ahead, int32_t dim, const float* e,
                       int32_t num_keys, float* acc, int32_t lda) {
   constexpr int kWide = kLines <= kTileLines / 2 ? 4 : 2;
   int32_t d = 0;

@@ -8,7 +8,7 @@
 namespace headrace {
 namespace {
 
-// Cost of reading and converting a key, in lines (rows x heads) of arithmetic on it.
+// Cost of reading a key from memory, in lines (rows x heads) of arithmetic on it.
 constexpr int64_t kReadLines = kTileLines;
 
 struct Planner {
@@ -44,7 +44,7 @@ struct Planner {
     }
   }
 
-  // Full tiles unless threads would idle; never so small that conversion of K and V dominates.
+  // Full tiles unless threads would idle; never so small that reading K and V dominates.
   int32_t choose_tile_rows(int32_t tile_rows) const {
     for (;;) {
       int64_t num_items = 0;
