@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from headrace.worker.config import WorkerConfig
 
 logger = logging.getLogger("headrace.gateway")
 
+_WARM_UP = [{"role": "user", "content": "hello"}]
 _SETTLED = {State.READY, State.FAILED}
 
 
@@ -103,6 +105,9 @@ class Gateway:
             service.fail_text(str(error))
         else:
             service.set_text(text)
+            # The first rendering imports and compiles: not at the cost of the first request.
+            with contextlib.suppress(Exception):
+                await loop.run_in_executor(None, text.template.render, _WARM_UP)
 
     async def stop(self, timeout_s: float) -> None:
         """Stop all workers: those that run something get up to `timeout_s` to finish it."""

@@ -10,16 +10,20 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import uvloop
 
 from headrace.gateway.banner import print_banner, say
 from headrace.gateway.config import ServeConfig
 from headrace.gateway.gateway import Gateway
-from headrace.gateway.server import HttpServer, bind, make_server, url_of
+from headrace.gateway.listener import bind, url_of
 from headrace.gateway.supervisor import State
 from headrace.gateway.text import TextLoader, load_text
 from headrace.observe.logging import setup_logging
+
+if TYPE_CHECKING:
+    from headrace.gateway.server import HttpServer
 
 logger = logging.getLogger("headrace.gateway")
 
@@ -73,6 +77,8 @@ class _Life:
             self._gateway.close()
 
     async def _serve(self) -> int:
+        from headrace.gateway.server import make_server
+
         make_app: Callable[[Gateway], object] = _resolve(self._config.app)
         server = make_server(make_app(self._gateway), self._config)
         listening = asyncio.create_task(server.serve(sockets=[self._listener]))

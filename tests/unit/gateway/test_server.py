@@ -13,8 +13,8 @@ import pytest
 from headrace.errors import ResourceError
 from headrace.gateway import banner
 from headrace.gateway.config import ModelSpec, ServeConfig
+from headrace.gateway.listener import bind, url_of
 from headrace.gateway.process import describe_exit
-from headrace.gateway.server import bind, url_of
 from headrace.gateway.service import ModelService
 from headrace.gateway.text import TextPool
 from headrace.observe.metrics import Metrics, ModelMetrics
