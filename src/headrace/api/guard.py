@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import logging
@@ -57,6 +58,9 @@ class Guard:
                 await self._app(scope, receive, send)
         except ClientGone:
             exchange.status = exchange.status or 499
+        except asyncio.CancelledError:
+            # The server ends and does not wait any longer; nobody is left to be told.
+            exchange.abort()
         except HTTPException as error:
             headers = [(k.lower().encode(), v.encode()) for k, v in (error.headers or {}).items()]
             await self._respond_error(exchange, _http_error(error), headers)

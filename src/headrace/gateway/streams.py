@@ -71,12 +71,15 @@ class RequestStream:
         "_waiter",
         "has_output",
         "is_failed",
+        "num_output",
         "parts",
     )
 
     def __init__(self, pending_limit: int, close: Callable[[RequestStream], None]) -> None:
         self.parts: list[Part] = []
         self.has_output = False
+        # Tokens of all choices so far.
+        self.num_output = 0
         self.is_failed = False
         self._events: list[tuple[int, StreamEvent]] = []
         self._pending_bytes = 0
@@ -108,6 +111,7 @@ class RequestStream:
         if self.is_failed:
             return
         if isinstance(event, Delta):
+            self.num_output += len(event.token_ids)
             self.has_output = True
             self._pending_bytes += _size(event)
         elif isinstance(event, Finished):

@@ -51,6 +51,7 @@ async def _answer(exchange: Exchange, body: bytes) -> None:
             data = msgspec.json.encode(response)
             await exchange.respond(data, headers=[JSON_TYPE, *job.headers])
     finally:
+        exchange.note = job.note(stream)
         stream.close()
 
 

@@ -17,6 +17,7 @@ from headrace.api.openai.params import ignored_fields, ignored_header
 from headrace.api.openai.types import GenerationRequest
 from headrace.engine.sampling import SamplingParams
 from headrace.gateway.service import ModelService
+from headrace.gateway.streams import RequestStream
 from headrace.gateway.text import ModelText
 from headrace.worker.frames import Ready
 
@@ -37,6 +38,11 @@ class Job:
     created: int
     model: str
     headers: list[tuple[bytes, bytes]]
+
+    def note(self, stream: RequestStream) -> str:
+        """What the access log says about the request: never anything of its text."""
+        num_prompt = sum(map(len, self.prompts))
+        return f" {self.service.spec.name} {num_prompt}+{stream.num_output} tokens"
 
     def shape(self, request: GenerationRequest) -> StreamShape:
         """How the streamed response looks."""
