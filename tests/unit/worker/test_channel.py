@@ -63,6 +63,9 @@ async def test_frames_in_both_directions(pair: Pair) -> None:
 async def test_nothing_is_lost_or_reordered_under_load(pair: Pair) -> None:
     """Sends in both directions at one time: the descriptor is edge-triggered."""
     link, worker, got = pair
+    worker.send(HELLO)
+    await until(lambda: got == [HELLO])  # only then is there somebody to send to
+    got.clear()
 
     def chatter() -> int:
         received = 0
