@@ -120,7 +120,7 @@ class Metrics:
         self.load_time = gauge("headrace:load_time_seconds", "How long the worker took to load.")
         self.is_up = gauge("headrace:model_up", "1 while the model is servable.")
         self.worker_starts = counter("headrace:worker_starts", "Starts of the worker process.")
-        self.poisoned = counter("headrace:requests_refused_as_poison", "Requests that were in two dying workers.")
+        self.poisoned = counter("headrace:requests_refused_as_poison", "Were in two dying workers.")
         self.rejected = counter("headrace:requests_rejected", "Requests answered 429.")
         self.cache_config = Gauge(
             "vllm:cache_config_info",
