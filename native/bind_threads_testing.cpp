@@ -125,11 +125,16 @@ nb::bytes requantize(int32_t from, int32_t to, const nb::bytes& src, int32_t row
   return nb::bytes(out.data(), out.size());
 }
 
-// (block_rows, num_blocks, chunk_tiles, num_chunks).
-std::tuple<int, int, int, int> product_shape(int32_t rows, int32_t tiles, int32_t k,
-                                             size_t tile_bytes, size_t row_bytes, int threads) {
-  const auto shape = ProductShape::make(rows, tiles, k, tile_bytes, row_bytes, threads);
-  return {shape.block_rows, shape.num_blocks, shape.chunk_tiles, shape.num_chunks};
+// (first row, most rows, first tile, end of tiles) of every chunk.
+std::vector<std::tuple<int, int, int, int>> product_chunks(int32_t rows, int32_t tiles, int32_t k,
+                                                           size_t tile_bytes, size_t act_bytes,
+                                                           int threads) {
+  const auto shape = ProductShape::make(rows, tiles, k, tile_bytes, act_bytes, threads);
+  std::vector<std::tuple<int, int, int, int>> chunks;
+  for (uint32_t c = 0; c < shape.num_chunks(); ++c) {
+    chunks.emplace_back(shape.first_row(c), shape.block_rows, shape.begin(c), shape.end(c));
+  }
+  return chunks;
 }
 
 }  // namespace
@@ -157,8 +162,8 @@ void bind_threads_testing(nb::module_& testing) {
   testing.def("checksum", &pieces_checksum, nb::arg("data"));
   testing.def("requantize", &requantize, nb::arg("stored"), nb::arg("packed"), nb::arg("src"),
               nb::arg("rows"), nb::arg("k"));
-  testing.def("product_shape", &product_shape, nb::arg("rows"), nb::arg("tiles"), nb::arg("k"),
-              nb::arg("tile_bytes"), nb::arg("row_bytes"), nb::arg("threads"));
+  testing.def("product_chunks", &product_chunks, nb::arg("rows"), nb::arg("tiles"), nb::arg("k"),
+              nb::arg("tile_bytes"), nb::arg("act_bytes"), nb::arg("threads"));
   testing.def("rows_per_chunk", &rows_per_chunk, nb::arg("rows"), nb::arg("row_floats"),
               nb::arg("num_threads"));
 }

@@ -35,18 +35,16 @@ void Model::run(Pool::Lease& lease, const LinearStage& stage, const StepPlan& pl
   const ProductShape shape =
       ProductShape::make(rows, tiles, stage.k, weight_bytes / static_cast<size_t>(tiles), row_bytes,
                          lease.num_threads());
-  lease.parallel_for(
-      static_cast<uint32_t>(shape.num_blocks * shape.num_chunks), [&](int, uint32_t chunk) {
-        const int32_t row = static_cast<int32_t>(chunk) / shape.num_chunks * shape.block_rows;
-        const int32_t begin = static_cast<int32_t>(chunk) % shape.num_chunks * shape.chunk_tiles;
-        const int32_t end = std::min(tiles, begin + shape.chunk_tiles);
-        for_parts(stage, begin, end, [&](const LinearPart& part, int32_t from, int32_t to) {
-          const size_t act_bytes = act_row_bytes(part.kind, stage.k);
-          table_.gemm(*part.weight, from, to, act(part.kind) + static_cast<size_t>(row) * act_bytes,
-                      std::min(shape.block_rows, rows - row), part.bias, out.row(row) + part.column,
-                      out.width);
-        });
-      });
+  lease.parallel_for(shape.num_chunks(), [&](int, uint32_t chunk) {
+    const int32_t row = shape.first_row(chunk);
+    const auto run = [&](const LinearPart& part, int32_t from, int32_t to) {
+      const size_t act_bytes = act_row_bytes(part.kind, stage.k);
+      table_.gemm(*part.weight, from, to, act(part.kind) + static_cast<size_t>(row) * act_bytes,
+                  std::min(shape.block_rows, rows - row), part.bias, out.row(row) + part.column,
+                  out.width);
+    };
+    for_parts(stage, shape.begin(chunk), shape.end(chunk), run);
+  });
 }
 
 void Model::run(Pool::Lease& lease, const HeadStage& stage, const StepPlan& plan) {
@@ -59,15 +57,13 @@ void Model::run(Pool::Lease& lease, const HeadStage& stage, const StepPlan& plan
     const int32_t rows = std::min(kLogitRows, wanted - first);
     const ProductShape shape =
         ProductShape::make(rows, tiles, w.k, w.tile_bytes, row_bytes, lease.num_threads());
-    lease.parallel_for(
-        static_cast<uint32_t>(shape.num_blocks * shape.num_chunks), [&](int, uint32_t chunk) {
-          const int32_t row = static_cast<int32_t>(chunk) / shape.num_chunks * shape.block_rows;
-          const int32_t begin = static_cast<int32_t>(chunk) % shape.num_chunks * shape.chunk_tiles;
-          table_.gemm(w, begin, std::min(tiles, begin + shape.chunk_tiles),
-                      act(kind) + static_cast<size_t>(first + row) * row_bytes,
-                      std::min(shape.block_rows, rows - row), nullptr,
-                      logits_.as<float>() + row * logits_stride_, logits_stride_);
-        });
+    lease.parallel_for(shape.num_chunks(), [&](int, uint32_t chunk) {
+      const int32_t row = shape.first_row(chunk);
+      table_.gemm(w, shape.begin(chunk), shape.end(chunk),
+                  act(kind) + static_cast<size_t>(first + row) * row_bytes,
+                  std::min(shape.block_rows, rows - row), nullptr,
+                  logits_.as<float>() + row * logits_stride_, logits_stride_);
+    });
     sample(lease, stage, plan, first, rows);
   }
 }

@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "common/types.h"
+
 namespace headrace {
 
 // Rows of logits in memory at once, whatever the number of wanted rows.
@@ -17,11 +19,17 @@ constexpr int64_t kRowChunkFloats = 16 * 1024;
 
 // Quantized activations of one row block stay in half of a 512 KiB second-level cache.
 constexpr size_t kRowBlockBytes = size_t{192} << 10;
-// A chunk of a product: at least this many weight bytes (decode) and multiply-adds (prefill), so
-// that claiming it costs nothing; at most a fraction of the whole, so that threads finish together.
-constexpr size_t kMinChunkBytes = size_t{16} << 10;
-constexpr int64_t kMinChunkMacs = int64_t{1} << 20;
-constexpr int32_t kChunksPerThread = 4;
+// Few rows: a product is a stream of weights, and a thread loses about a microsecond of its
+// bandwidth whenever it jumps, so its chunks are few and long; the longest is what a descheduled
+// thread costs.
+constexpr int32_t kStreamRows = 4;
+constexpr int64_t kMinStreamBytes = int64_t{48} << 10;
+constexpr int64_t kMaxStreamBytes = int64_t{256} << 10;
+constexpr int64_t kStreamChunksPerThread = 4;
+// Many rows: arithmetic. At least so many multiply-adds in a chunk, that claiming it costs nothing.
+constexpr int64_t kMinChunkMacs = int64_t{1} << 19;
+constexpr int64_t kProductChunksPerThread = 16;
+constexpr int32_t kChunksPerThread = 4;  // of anything else
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -34,33 +42,54 @@ inline int32_t rows_per_chunk(int32_t rows, int64_t row_floats, int num_threads)
   return static_cast<int32_t>(std::clamp(std::max(by_cost, by_count), int64_t{1}, half));
 }
 
-// A product of `rows` rows with `tiles` tiles is cut into row blocks times tile ranges.
+// A product of `rows` rows with `tiles` tiles is cut into row blocks times tile ranges of about
+// equal length: chunk c takes the rows of block c / num_ranges and range c % num_ranges.
 struct ProductShape {
+  int32_t tiles;
   int32_t block_rows;
   int32_t num_blocks;
-  int32_t chunk_tiles;
-  int32_t num_chunks;  // per row block
+  int32_t num_ranges;
 
+  uint32_t num_chunks() const {
+    return static_cast<uint32_t>(num_blocks) * static_cast<uint32_t>(num_ranges);
+  }
+  int32_t first_row(uint32_t chunk) const {
+    return static_cast<int32_t>(chunk) / num_ranges * block_rows;
+  }
+  // Ranges begin at even tiles: kernels take two at a time.
+  int32_t first_tile(int32_t range) const {
+    const int64_t pairs = (int64_t{tiles} + 1) / 2;
+    return std::min(tiles, static_cast<int32_t>(pairs * range / num_ranges * 2));
+  }
+  int32_t begin(uint32_t chunk) const {
+    return first_tile(static_cast<int32_t>(chunk) % num_ranges);
+  }
+  int32_t end(uint32_t chunk) const {
+    return first_tile(static_cast<int32_t>(chunk) % num_ranges + 1);
+  }
+
+  // `tile_bytes` and `act_bytes` are those of the widest part; k is the length of a row.
   static ProductShape make(int32_t rows, int32_t tiles, int32_t k, size_t tile_bytes,
-                           size_t act_row_bytes, int num_threads) {
-    constexpr int32_t kRowStep = 8;  // a multiple of every kernel's register tile
-    const auto fits = std::max<int64_t>(
-        kRowStep, static_cast<int64_t>(kRowBlockBytes / std::max<size_t>(1, act_row_bytes)) /
-                      kRowStep * kRowStep);
-    const int64_t num_blocks = ceil_div(rows, fits);
-    const int64_t block_rows = ceil_div(ceil_div(rows, num_blocks), kRowStep) * kRowStep;
-    const int64_t tile_macs = std::min<int64_t>(rows, block_rows) * k * 8;
-    const int64_t by_bytes = ceil_div(static_cast<int64_t>(kMinChunkBytes),
-                                      static_cast<int64_t>(std::max<size_t>(1, tile_bytes)));
-    const int64_t by_macs = ceil_div(kMinChunkMacs, tile_macs);
-    const int64_t by_count =
-        std::max<int64_t>(1, tiles * num_blocks / (int64_t{kChunksPerThread} * num_threads));
-    const int64_t least = rows < kRowStep ? by_bytes : std::min(by_bytes, by_macs);
-    // Large products: many small chunks, as small as is cheap; small ones: few.
-    int64_t chunk = std::max(least, std::min<int64_t>(by_count, 8 * least));
-    chunk = std::clamp<int64_t>(chunk, 1, ceil_div(tiles, num_threads));
-    return {static_cast<int32_t>(block_rows), static_cast<int32_t>(num_blocks),
-            static_cast<int32_t>(chunk), static_cast<int32_t>(ceil_div(tiles, chunk))};
+                           size_t act_bytes, int num_threads) {
+    constexpr int64_t kRowStep = 8;  // a multiple of every kernel's register tile
+    const int64_t fits = static_cast<int64_t>(kRowBlockBytes / act_bytes) / kRowStep * kRowStep;
+    const int64_t least_blocks = ceil_div(rows, std::max(kRowStep, fits));
+    const int64_t block_rows = ceil_div(ceil_div(rows, least_blocks), kRowStep) * kRowStep;
+    const int64_t num_blocks = ceil_div(rows, block_rows);
+    const int64_t threads = num_threads;
+    int64_t per_thread = 0;
+    if (rows <= kStreamRows) {
+      const int64_t bytes = ceil_div(int64_t{tiles} * static_cast<int64_t>(tile_bytes), threads);
+      per_thread = std::clamp(bytes / kMinStreamBytes, int64_t{1}, kStreamChunksPerThread);
+      per_thread = std::max(per_thread, ceil_div(bytes, kMaxStreamBytes));
+    } else {
+      const int64_t macs = int64_t{rows} * tiles * kTileN * k / threads;
+      per_thread = std::clamp(macs / kMinChunkMacs, int64_t{1}, kProductChunksPerThread);
+    }
+    const int64_t ranges =
+        std::clamp<int64_t>(ceil_div(per_thread * threads, num_blocks), 1, ceil_div(tiles, 2));
+    return {tiles, static_cast<int32_t>(block_rows), static_cast<int32_t>(num_blocks),
+            static_cast<int32_t>(ranges)};
   }
 };
 

@@ -127,21 +127,23 @@ void Pool::run_phase(uint32_t num_chunks, Call call, const void* context) {
     call_.store(call, std::memory_order_relaxed);
     context_.store(context, std::memory_order_relaxed);
     num_chunks_.store(num_chunks, std::memory_order_relaxed);
-    done_.store(0, std::memory_order_relaxed);
+    // The first chunk is the caller's: it need not compete for it.
     const uint64_t phase = (claim_.load(std::memory_order_relaxed) >> 32) + 1;
-    claim_.store(phase << 32 | num_chunks, std::memory_order_seq_cst);
+    claim_.store(phase << 32 | (num_chunks - 1), std::memory_order_seq_cst);
     wake_workers();
-    const uint32_t mine = run_chunks(0);
-    if (done_.fetch_add(mine, std::memory_order_acq_rel) + mine != num_chunks) {
-      wait_done(num_chunks);
-    }
+    run_one(call, context, 0, 0);
+    expected_done_ += num_chunks - 1 - run_chunks(0);
+    wait_done();
   }
   if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
 }
 
+// A worker counts itself in sleepers_ before it looks for work a last time, so one of the two sees
+// the other.
 void Pool::wake_workers() {
+  if (sleepers_.load(std::memory_order_seq_cst) == 0) return;
   wake_.fetch_add(1, std::memory_order_seq_cst);
-  if (sleepers_.load(std::memory_order_seq_cst) > 0) futex_wake_all(wake_);
+  futex_wake_all(wake_);
 }
 
 uint32_t Pool::run_chunks(int thread) {
@@ -172,21 +174,13 @@ void Pool::run_one(Call call, const void* context, int thread, uint32_t chunk) n
   }
 }
 
-void Pool::finish_chunks(uint32_t count) {
-  const uint32_t total = num_chunks_.load(std::memory_order_relaxed);
-  if (done_.fetch_add(count, std::memory_order_seq_cst) + count == total &&
-      caller_sleeps_.load(std::memory_order_seq_cst) != 0) {
-    futex_wake_all(done_);
-  }
-}
-
-void Pool::wait_done(uint32_t num_chunks) {
-  const auto is_done = [&] { return done_.load(std::memory_order_acquire) == num_chunks; };
+void Pool::wait_done() {
+  const auto is_done = [&] { return done_.load(std::memory_order_acquire) == expected_done_; };
   if (spin_until(is_done)) return;
   caller_sleeps_.store(1, std::memory_order_seq_cst);
   for (;;) {
     const uint32_t done = done_.load(std::memory_order_seq_cst);
-    if (done == num_chunks) break;
+    if (done == expected_done_) break;
     futex_wait(done_, done);
   }
   caller_sleeps_.store(0, std::memory_order_seq_cst);
@@ -199,7 +193,9 @@ void Pool::work(int thread) {
   while (wait_work()) {
     // A phase lasts until its chunks are reported, so all chunks of one call belong to one phase.
     const uint32_t count = run_chunks(thread);
-    if (count > 0) finish_chunks(count);
+    if (count == 0) continue;
+    done_.fetch_add(count, std::memory_order_seq_cst);
+    if (caller_sleeps_.load(std::memory_order_seq_cst) != 0) futex_wake_all(done_);
   }
 }
 
@@ -209,8 +205,8 @@ bool Pool::wait_work() {
            stop_.load(std::memory_order_relaxed);
   };
   while (!spin_until(has_work)) {
-    const uint32_t seen = wake_.load(std::memory_order_seq_cst);
     sleepers_.fetch_add(1, std::memory_order_seq_cst);
+    const uint32_t seen = wake_.load(std::memory_order_seq_cst);
     if (!has_work()) futex_wait(wake_, seen);
     sleepers_.fetch_sub(1, std::memory_order_seq_cst);
   }

@@ -70,11 +70,10 @@ class Pool {
   using Call = void (*)(const void* context, int thread, uint32_t chunk);
 
   void run_phase(uint32_t num_chunks, Call call, const void* context);
-  void wake_workers();
   uint32_t run_chunks(int thread);
   void run_one(Call call, const void* context, int thread, uint32_t chunk) noexcept;
-  void finish_chunks(uint32_t count);
-  void wait_done(uint32_t num_chunks);
+  void wait_done();
+  void wake_workers();
   void work(int thread);
   bool wait_work();
   void stop_workers();
@@ -83,25 +82,29 @@ class Pool {
   const int owner_pid_;
   std::vector<int> cpus_;  // thread i belongs on cpus_[i]; empty if threads are not pinned
   std::vector<std::thread> workers_;
-  std::mutex lease_;
+  std::atomic<bool> stop_{false};
 
-  // The phase: high half its number, low half the chunks not yet claimed. The fields below it
-  // belong to the phase of the word that a claim succeeds on (they change only when nothing is
-  // left).
+  // Groups of fields that different threads write stand on cache lines of their own.
+  alignas(64) std::mutex lease_;
+  uint32_t expected_done_ = 0;  // what done_ will be when the phase is over
+  std::mutex error_mutex_;
+  std::exception_ptr error_;
+
+  // Written by the caller to begin a phase and by whoever claims a chunk. claim_: high half the
+  // number of the phase, low half the chunks not yet claimed. The fields beside it belong to the
+  // phase of the word that a claim succeeds on: they change only when nothing is left of it.
   alignas(64) std::atomic<uint64_t> claim_{0};
   std::atomic<Call> call_{nullptr};
   std::atomic<const void*> context_{nullptr};
   std::atomic<uint32_t> num_chunks_{0};
 
+  // Written by workers: chunks they have finished, ever. A futex while caller_sleeps_.
   alignas(64) std::atomic<uint32_t> done_{0};
-  std::atomic<uint32_t> caller_sleeps_{0};
 
-  alignas(64) std::atomic<uint32_t> wake_{0};  // futex: changes when there may be work
+  // Written by who goes to sleep. wake_ is the workers' futex.
+  alignas(64) std::atomic<uint32_t> wake_{0};
   std::atomic<uint32_t> sleepers_{0};
-  std::atomic<bool> stop_{false};
-
-  std::mutex error_mutex_;
-  std::exception_ptr error_;
+  std::atomic<uint32_t> caller_sleeps_{0};
 };
 
 }  // namespace headrace
