@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Callable, Sequence
 
 from headrace.backends.base import Backend, RowResult, StepResult
+from headrace.backends.layout import BLOCK_LEN
 from headrace.engine.base import (
     ChoiceDelta,
     EngineConfig,
@@ -188,24 +189,34 @@ class Engine:
         return events
 
     def _decide(self) -> Decision:
+        running = self._running.values()
+        tight = self._is_tight()
+        # No more can be admitted, so the scheduler need not see more of the queue.
+        slots = max(0, self.config.max_num_seqs - len(running))
         view = SchedulerView(
-            running=[self._view(s) for s in self._running.values()],
-            waiting=[self._view(s) for s in self._waiting.values()],
+            running=[self._view(s, tight) for s in running],
+            waiting=[self._view(s, False) for s in itertools.islice(self._waiting.values(), slots)],
             num_free_blocks=self.pool.num_free,
             max_step_tokens=self._chunk,
             max_num_seqs=self.config.max_num_seqs,
-            num_reserved_seqs=sum(1 + s.to_fork for s in self._running.values()),
+            num_reserved_seqs=sum(1 + s.to_fork for s in running),
         )
         return schedule(self._layout, view)
 
-    def _view(self, seq: SequenceState) -> SequenceView:
+    def _is_tight(self) -> bool:
+        """Whether this step might need more blocks than are free. Only then may it preempt, and
+        only then is it worth counting what each sequence would give back."""
+        most = self._chunk // BLOCK_LEN + 1 + 2 * len(self._running)
+        return self.pool.num_free < most * len(self._layout.groups)
+
+    def _view(self, seq: SequenceState, count_held: bool) -> SequenceView:
         tables = seq.tables
         return SequenceView(
             key=seq.key,
             computed=seq.computed,
             known=len(seq.tokens),
             table_len=tables.num_blocks_len,
-            held=tables.num_exclusive(),
+            held=tables.num_exclusive() if count_held else 0,
             num_choices=1 + seq.to_fork,
         )
 
