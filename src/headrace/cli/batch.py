@@ -35,15 +35,16 @@ def batch(
     """
     import asyncio
 
-    from headrace.cli.batch_file import answered_ids, read_input
+    from headrace.cli.batch_file import answered_ids, open_output, read_input
     from headrace.cli.serve import find_model
     from headrace.gateway.config import ServeConfig
 
-    done = answered_ids(out_file)
+    done = answered_ids(out_file, in_file)
     work = read_input(in_file, model, done)
     if not work.num_left:
         say(f"All {work.num_lines} requests are answered in {out_file}.")
         return
+    open_output(out_file).close()  # whatever is wrong with it is said before anything is loaded
     specs = {name: find_model(name) for name in sorted(work.models)}
     config = ServeConfig(
         models=tuple(specs.values()),
@@ -64,10 +65,10 @@ def batch(
 
 async def _run(config: ServeConfig, work: BatchInput, out_file: Path) -> int:
     """The number of requests that failed. Requests run as many at once as the engine takes."""
-    from headrace.cli.batch_file import BatchRunner
+    from headrace.cli.batch_file import BatchRunner, open_output
     from headrace.cli.local_server import LocalServer
 
     async with LocalServer(config) as server:
-        with out_file.open("ab") as out:
+        with open_output(out_file) as out:
             runner = BatchRunner(server.post, out, num_at_once=2 * config.max_num_seqs)
             return await runner.run(work)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from headrace.cli.console import say
 from headrace.errors import HeadraceError
@@ -18,6 +18,8 @@ MAX_LINE_BYTES = 10 << 20
 MAX_TRIES = 5
 TOO_MANY_REQUESTS = 429
 SERVER_ERROR = 500
+# How every line of an output begins: what a torn one is known by.
+ANSWER_START = b'{"id": "batch_req_'
 # A line of progress is said at most this often.
 REPORT_S = 2.0
 
@@ -50,25 +52,57 @@ class BatchInput:
             yield line["custom_id"], line["url"], json.dumps(body).encode()
 
 
-def answered_ids(path: Path) -> frozenset[str]:
-    """Ids that the output already answers. A line that was cut off halfway is taken away."""
+def answered_ids(path: Path, in_path: Path) -> frozenset[str]:
+    """Ids that the output already answers. A line that was cut off halfway is taken away.
+
+    Raises HeadraceError, and leaves the file as it is, if it is anything but a batch's output.
+    """
     if not path.exists():
         return frozenset()
+    if not path.is_file():
+        raise HeadraceError(f"{path} is no regular file, so no batch could be resumed from it.")
+    if in_path.exists() and path.samefile(in_path):
+        raise HeadraceError(f"{path} is the input; name another output file.")
     ids = set()
-    with path.open("r+b") as file:
+    with _open(path, "r+b") as file:
         whole_bytes = 0
         for number, line in enumerate(file, 1):
-            if not line.endswith(b"\n"):
+            is_torn = not line.endswith(b"\n")
+            answered_id = None if is_torn else _answered_id(line)
+            if is_torn and _is_torn_answer(line):
                 file.truncate(whole_bytes)
-                break
-            whole_bytes += len(line)
-            try:
-                ids.add(str(json.loads(line)["custom_id"]))
-            except (ValueError, TypeError, KeyError):
+            elif answered_id is not None:
+                ids.add(answered_id)
+            else:
                 raise HeadraceError(
                     f"{path} line {number} is no answer of a batch; name another output file."
-                ) from None
+                )
+            whole_bytes += len(line)
     return frozenset(ids)
+
+
+def _answered_id(line: bytes) -> str | None:
+    try:
+        answer = json.loads(line)
+        return str(answer["custom_id"]) if "response" in answer else None
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+
+
+def _is_torn_answer(line: bytes) -> bool:
+    return line.startswith(ANSWER_START[: len(line)])
+
+
+def open_output(path: Path) -> BinaryIO:
+    """The output, to append to; without a buffer, so that an answer is there once it is written."""
+    return _open(path, "ab", buffering=0)
+
+
+def _open(path: Path, mode: str, buffering: int = -1) -> BinaryIO:
+    try:
+        return cast(BinaryIO, path.open(mode, buffering))
+    except OSError as error:
+        raise HeadraceError(f"Cannot write {path}: {error.strerror}.") from None
 
 
 def read_input(path: Path, model: str | None, done: frozenset[str]) -> BatchInput:
@@ -87,6 +121,8 @@ def read_input(path: Path, model: str | None, done: frozenset[str]) -> BatchInpu
         if custom_id not in done:
             num_left += 1
             models.add(named)
+    if not ids:
+        raise HeadraceError(f"{path} holds no request.")
     return BatchInput(path, model, done, len(ids), num_left, frozenset(models))
 
 
@@ -121,6 +157,8 @@ def _problem(value: object) -> str | None:
         return "not a JSON object."
     if not isinstance(value.get("custom_id"), str) or not value["custom_id"]:
         return "custom_id must be a text."
+    if any("\ud800" <= character <= "\udfff" for character in value["custom_id"]):
+        return "custom_id holds half of a surrogate pair, which no file can hold."
     if value.get("method", "POST") != "POST":
         return "method must be POST."
     if value.get("url") not in URLS:
@@ -144,12 +182,18 @@ class BatchRunner:
         self._reported_s = time.monotonic()
 
     async def run(self, work: BatchInput) -> int:
-        """The number of requests without an answer; they are not in the output."""
+        """The number of requests without an answer; they are not in the output.
+
+        Raises HeadraceError if the output cannot be written to its end.
+        """
         pending = work.requests()
         workers = min(self._num_at_once, work.num_left)
-        async with asyncio.TaskGroup() as group:
-            for _ in range(workers):
-                group.create_task(self._drain(pending, work.num_left))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(workers):
+                    group.create_task(self._drain(pending, work.num_left))
+        except ExceptionGroup as errors:  # the first one ended the others
+            raise errors.exceptions[0] from None
         say(f"{self._num_done} of {work.num_left} requests answered.")
         return self._num_failed
 
@@ -185,8 +229,14 @@ class BatchRunner:
             "response": {"status_code": status, "request_id": request_id, "body": body},
             "error": None,
         }
-        self._out.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
-        self._out.flush()
+        left = memoryview(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+        try:
+            while left:
+                left = left[self._out.write(left) :]
+        except OSError as error:
+            raise HeadraceError(
+                f"Cannot write an answer: {error.strerror}; mend that and run the same command."
+            ) from None
 
 
 def _message(answer: bytes) -> str:

@@ -6,6 +6,7 @@ Nothing heavy is imported before it is needed; a plain command line does not eve
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from importlib import import_module
@@ -21,13 +22,14 @@ UNBUILT = "The native module is not built; run `make build`."
 
 def main() -> NoReturn:
     """Run the command line and exit."""
+    _write_any_text()
     try:
-        if not _call(sys.argv[1:]):
-            from headrace.cli.app import make_app
-
-            make_app()(prog_name="headrace")
+        try:
+            _run(sys.argv[1:])
+        finally:
+            sys.stdout.flush()  # here a full disk is still an error that can be said
     except HeadraceError as error:
-        if os.environ.get("HEADRACE_DEBUG") == "1":
+        if _debug():
             raise
         fail(str(error))
     except ImportError as error:
@@ -36,11 +38,38 @@ def main() -> NoReturn:
         fail(UNBUILT)
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:
-        # The reader of stdout went away (`| head`); Python would complain again when it flushes.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader of stdout went away (`| head`)
+        _drop_output()
         sys.exit(1)
+    except OSError as error:
+        _drop_output()
+        if _debug():
+            raise
+        where = "" if error.filename is None else f" {os.fsdecode(error.filename)}"
+        fail(f"The system refused{where}: {error.strerror or error}.")
     sys.exit(0)
+
+
+def _debug() -> bool:
+    return os.environ.get("HEADRACE_DEBUG") == "1"
+
+
+def _write_any_text() -> None:
+    """What the locale's encoding lacks is written as a question mark."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
+def _drop_output() -> None:
+    """Python would complain again when it flushes the rest at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _run(words: list[str]) -> None:
+    if not _call(words):
+        from headrace.cli.app import make_app
+
+        make_app()(prog_name="headrace")
 
 
 def _call(words: list[str]) -> bool:

@@ -10,7 +10,13 @@ from typing import Any
 
 import pytest
 
-from headrace.cli.batch_file import BatchInput, BatchRunner, answered_ids, read_input
+from headrace.cli.batch_file import (
+    BatchInput,
+    BatchRunner,
+    answered_ids,
+    open_output,
+    read_input,
+)
 from headrace.errors import HeadraceError
 from tests.unit.cli.conftest import Cli
 
@@ -44,6 +50,7 @@ def answers(path: Path) -> dict[str, Any]:
         ('{"custom_id": "b", "url": "/v1/completions", "method": "GET"}', "method must be POST"),
         ('{"custom_id": "b", "url": "/v1/completions"}', "body must be a JSON object"),
         (line("b", stream=True), "cannot stream"),
+        (line("\ud800"), "half of a surrogate pair"),
         (line("a"), "'a' appears twice"),
         ('{"custom_id": "b", "url": "/v1/completions", "body": {}}', "body names no model"),
     ],
@@ -71,19 +78,45 @@ def test_missing_input_is_one_sentence(tmp_path: Path) -> None:
         read_input(tmp_path / "none.jsonl", None, frozenset())
 
 
-def test_a_torn_last_answer_is_taken_away(tmp_path: Path) -> None:
+def answer(custom_id: str) -> bytes:
+    return json.dumps({"id": "batch_req_x", "custom_id": custom_id, "response": {}}).encode()
+
+
+@pytest.mark.parametrize("num_bytes", [1, 9, 40])
+def test_a_torn_last_answer_is_taken_away(tmp_path: Path, num_bytes: int) -> None:
     path = tmp_path / "out.jsonl"
-    path.write_bytes(b'{"custom_id": "a"}\n{"custom_id": "b"}\n{"custom')
-    assert answered_ids(path) == {"a", "b"}
-    assert path.read_bytes() == b'{"custom_id": "a"}\n{"custom_id": "b"}\n'
-    assert answered_ids(tmp_path / "none.jsonl") == frozenset()
+    whole = answer("a") + b"\n" + answer("b") + b"\n"
+    path.write_bytes(whole + answer("c")[:num_bytes])
+    assert answered_ids(path, tmp_path / "in.jsonl") == {"a", "b"}
+    assert path.read_bytes() == whole
+    assert answered_ids(tmp_path / "none.jsonl", path) == frozenset()
 
 
-def test_a_file_that_is_no_output_is_not_touched(tmp_path: Path) -> None:
-    path = write(tmp_path / "out.jsonl", "my precious notes")
+@pytest.mark.parametrize(
+    "content", [b"my precious notes\n", b"my precious notes", b'{"custom_id": "a"}\n', b"\xff\n"]
+)
+def test_a_file_that_is_no_output_is_not_touched(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "out.jsonl"
+    path.write_bytes(content)
     with pytest.raises(HeadraceError, match="no answer of a batch"):
-        answered_ids(path)
-    assert path.read_text() == "my precious notes\n"
+        answered_ids(path, tmp_path / "in.jsonl")
+    assert path.read_bytes() == content
+
+
+def test_the_input_a_folder_and_a_device_are_no_output(tmp_path: Path) -> None:
+    path = write(tmp_path / "in.jsonl", line("a"))
+    with pytest.raises(HeadraceError, match="is the input"):
+        answered_ids(path, path)
+    for odd in (tmp_path, Path("/dev/full")):
+        with pytest.raises(HeadraceError, match="no regular file"):
+            answered_ids(odd, path)
+    with pytest.raises(HeadraceError, match=r"Cannot write .*: No such file or directory"):
+        open_output(tmp_path / "nowhere" / "out.jsonl")
+
+
+def test_an_input_without_a_request_is_named(tmp_path: Path) -> None:
+    with pytest.raises(HeadraceError, match="holds no request"):
+        read_input(write(tmp_path / "in.jsonl", ""), None, frozenset())
 
 
 class ScriptedServer:
@@ -142,6 +175,28 @@ def test_refused_is_an_answer_and_broken_is_not(
     assert num_failed == 2
     assert (server.tries["busy"], server.tries["always busy"]) == (3, 5)
     assert "dead: the worker is gone" in capsys.readouterr().err
+
+
+def test_a_full_disk_ends_the_batch_with_one_sentence(tmp_path: Path) -> None:
+    path = write(tmp_path / "in.jsonl", *(line(f"{i}", prompt=f"p{i}") for i in range(20)))
+    work = read_input(path, "m", frozenset())
+    work.served_names = {"m": "m"}
+    server = ScriptedServer()
+    with open_output(Path("/dev/full")) as out:
+        runner = BatchRunner(server.post, out, num_at_once=2)
+        with pytest.raises(HeadraceError, match="Cannot write an answer: No space left"):
+            asyncio.run(runner.run(work))
+    assert len(server.tries) <= 4  # nothing more is asked once an answer is lost
+
+
+def test_an_output_that_cannot_be_written_is_told_before_anything_is_loaded(
+    cli: Cli, tmp_path: Path
+) -> None:
+    in_path = write(tmp_path / "in.jsonl", line("a", prompt="x"))
+    result = cli("batch", in_path, tmp_path / "nowhere" / "out.jsonl", "--model", "none")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.startswith("headrace: Cannot write ")
+    assert result.stderr.count("\n") == 1
 
 
 def test_the_verb_answers_resumes_and_agrees_with_itself(

@@ -112,6 +112,39 @@ def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path, tiny_model: Pat
     process.stderr.close()
 
 
+@pytest.mark.parametrize("words", [["version"], ["models", "--available"]])
+def test_a_full_disk_is_one_sentence(words: list[str], tmp_path: Path) -> None:
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        result = subprocess.run(
+            [sys.executable, "-m", "headrace.cli", *words],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            env=environment(tmp_path),
+        )
+    assert result.returncode == 1
+    assert result.stderr == "headrace: The system refused: No space left on device.\n"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "written"),
+    [("utf-8", "café-😀".encode()), ("latin-1", b"caf\xe9-?"), ("ascii", b"caf?-?")],
+)
+def test_any_text_can_be_written_in_any_encoding(
+    tmp_path: Path, encoding: str, written: bytes
+) -> None:
+    path = tmp_path / "café-😀.gguf"
+    path.write_bytes(b"GGUF")
+    result = subprocess.run(
+        [sys.executable, "-m", "headrace.cli", "pull", path],
+        capture_output=True,
+        check=True,
+        env=environment(tmp_path, PYTHONIOENCODING=encoding, PYTHONUTF8="1"),
+    )
+    assert result.stdout.rpartition(b"/")[2] == written + b".gguf\n"
+
+
 def test_interrupt_at_the_prompt_of_a_chat_gives_up_the_line(
     tmp_path: Path, tiny_model: Path
 ) -> None:
