@@ -344,14 +344,17 @@ class ModelService:
         self._on_trial = None
         gone = f"The model's worker process is gone ({reason}); the answer is incomplete."
         is_final = self.state not in (State.RESTARTING, State.LOADING)
+        # One death, however many equal requests were in it.
+        deaths_of: dict[bytes, int] = {}
         for part in list(self._parts.values()):
             if part.request_id not in self._parts:
                 continue
             if part.is_sent:
                 part.is_sent = False
                 part.digest = part.digest or digest_of(part.prompt_ids, part.params)
-                deaths = self._poison.note_death(part.digest, now)
-                if deaths >= MAX_DEATHS:
+                if part.digest not in deaths_of:
+                    deaths_of[part.digest] = self._poison.note_death(part.digest, now)
+                if deaths_of[part.digest] >= MAX_DEATHS:
                     self.metrics.poisoned.inc()
                     self._fail_stream(part.stream, _failed(_POISON, 500, "request_refused"))
                 elif part.stream.has_output:

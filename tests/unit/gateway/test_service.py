@@ -200,6 +200,17 @@ async def test_after_a_death_the_others_are_tried_one_by_one(rig: Rig) -> None:
     assert len(rig.supervisor.submitted) == 4
 
 
+async def test_equal_requests_in_one_worker_die_once(rig: Rig) -> None:
+    streams = [rig.submit([7]) for _ in range(3)]
+    rig.die()
+    assert not any(stream.is_done for stream in streams)
+    rig.come_up()
+    for _ in streams:
+        rig.service.on_frames([finished(rig.supervisor.submitted[-1])])
+    assert all(stream.is_done and not stream.is_failed for stream in streams)
+    rig.check_idle()
+
+
 async def test_a_second_death_refuses_only_the_one_on_trial(rig: Rig) -> None:
     streams = [rig.submit([i]) for i in range(3)]
     names = rig.supervisor.submitted
