@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -92,6 +93,31 @@ def test_keep_alive_and_pipelining(server: Server) -> None:
     assert data.count(b"HTTP/1.1 200 OK") == 2
 
 
+@pytest.mark.parametrize("cut", [0, 40, -5])
+@pytest.mark.parametrize("chunked", [False, True])
+def test_an_offer_of_another_protocol_is_declined(server: Server, cut: int, chunked: bool) -> None:
+    """As Java's client makes it with its first request: the body counts, and the connection goes
+    on in HTTP/1.1."""
+    body = json.dumps({**BODY, "max_tokens": 2}).encode()
+    offer = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n"
+    framing = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {len(body)}"
+    head = f"Host: localhost\r\nContent-Type: application/json\r\n{offer}{framing}\r\n\r\n"
+    framed = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if chunked else body
+    sent = b"POST /v1/completions HTTP/1.1\r\n" + head.encode() + framed
+    sent = b"GET /version HTTP/1.1\r\nHost: localhost\r\n" + offer.encode() + b"\r\n" + sent
+    with server.connect() as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if cut:
+            connection.sendall(sent[:cut])
+            time.sleep(0.05)
+        connection.sendall(sent[cut:] if cut else sent)
+        send_raw(connection, "/v1/completions", body, "Connection: close\r\n")
+        data = read_all(connection)
+    assert data.count(b"HTTP/1.1 200 OK") == 3
+    assert data.count(b"text_completion") == 2
+    assert "upgrade" not in server.log.lower()
+
+
 def test_head(server: Server) -> None:
     answer = request(server, "HEAD", "/v1/models")
     assert (answer.status, answer.body) == (200, b"")
@@ -148,6 +174,23 @@ def test_an_undeclared_large_body_is_cut(strict_server: Server) -> None:
         except OSError:
             pass
         assert read_all(connection).startswith(b"HTTP/1.1 413 ")
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/nothing"])
+@pytest.mark.parametrize("headers", [{}, {"connection": "close"}])
+def test_a_refusal_reaches_a_client_that_first_sends_everything(
+    server: Server, path: str, headers: dict[str, str]
+) -> None:
+    answer = request(server, "POST", path, b"x" * 30_000_000, headers)
+    assert answer.status == (413 if path == "/v1/completions" else 404)
+    assert answer.error["message"]
+
+
+def test_compressed_bodies_are_refused(server: Server) -> None:
+    answer = post(server, "/v1/completions", BODY, {"content-encoding": "gzip"})
+    assert answer.status == 415
+    assert "Content-Encoding" in answer.error["message"]
+    assert post(server, "/v1/completions", BODY, {"content-encoding": "identity"}).status == 200
 
 
 @pytest.mark.parametrize(

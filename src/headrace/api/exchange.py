@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeAlias
 
@@ -63,6 +64,7 @@ class Exchange:
         self.status = 0
         self.note = ""
         self._held = 0
+        self._has_unread = self._announces_body()
 
     @property
     def is_started(self) -> bool:
@@ -90,7 +92,7 @@ class Exchange:
         try:
             async with asyncio.timeout(limits.body_s):
                 while more:
-                    chunk, more = await self._receive_some(limits)
+                    chunk, more = await self._receive_some(limits.body_idle_s)
                     body += chunk
                     if len(body) > limits.body_bytes:
                         raise _too_large(limits)
@@ -114,18 +116,43 @@ class Exchange:
             self.budget.take(num_bytes - self._held)
             self._held = num_bytes
 
-    async def _receive_some(self, limits: HttpLimits) -> tuple[bytes, bool]:
-        async with asyncio.timeout(limits.body_idle_s):
+    async def _receive_some(self, idle_s: float) -> tuple[bytes, bool]:
+        async with asyncio.timeout(idle_s):
             message = await self.receive()
         if message["type"] == "http.disconnect":
             raise ClientGone
-        return message.get("body", b""), message.get("more_body", False)
+        self._has_unread = message.get("more_body", False)
+        return message.get("body", b""), self._has_unread
+
+    def _announces_body(self) -> bool:
+        length = self.header(b"content-length")
+        return self.header(b"transfer-encoding") is not None or length not in (None, b"0")
+
+    async def _discard_body(self) -> None:
+        """Read what is left of the body, within limits.
+
+        Most clients read nothing before they have sent everything; closing before that makes the
+        kernel reset the connection, and the answer is lost.
+        """
+        limits = self.gateway.config.limits
+        left = limits.linger_bytes
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limits.linger_s):
+                while self._has_unread and left > 0:
+                    chunk, _ = await self._receive_some(limits.linger_idle_s)
+                    left -= len(chunk)
 
     def _check_type(self) -> None:
         content_type = (self.header(b"content-type") or b"").split(b";")[0].strip().lower()
         if content_type != b"application/json":
             raise RequestError(
                 "The body must be JSON: send the header Content-Type: application/json.", status=415
+            )
+        encoding = (self.header(b"content-encoding") or b"identity").strip().lower()
+        if encoding != b"identity":
+            raise RequestError(
+                "A compressed body cannot be read: leave out the header Content-Encoding.",
+                status=415,
             )
 
     def _content_length(self, limits: HttpLimits) -> int:
@@ -162,8 +189,14 @@ class Exchange:
 
     async def respond_error(self, error: RequestError, headers: Headers = ()) -> None:
         """Send an error as a whole response."""
-        sent = [JSON_TYPE, *error_headers(error), *headers]
-        await self.respond(encode_error(error), status=error.status, headers=sent)
+        data = encode_error(error)
+        length = (b"content-length", str(len(data)).encode())
+        await self.start(error.status, [JSON_TYPE, *error_headers(error), *headers, length])
+        if self._has_unread:
+            await self.write(data)
+            await self._discard_body()
+            data = b""
+        await self.write(data, more=False)
 
     def abort(self) -> None:
         """Drop the connection, with whatever it has not taken yet."""

@@ -53,6 +53,10 @@ class HttpLimits:
     header_s: float = 15.0
     body_idle_s: float = 15.0
     body_s: float = 120.0
+    # What is left of a refused request is read for so long, that its sender gets to the answer.
+    linger_bytes: int = 64 << 20
+    linger_idle_s: float = 1.0
+    linger_s: float = 10.0
     # A reader that takes nothing for this long is cut, and so is one that far behind in bytes.
     reader_stall_s: float = 60.0
     pending_bytes: int = 8 << 20
