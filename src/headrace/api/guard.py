@@ -24,9 +24,11 @@ error_logger = logging.getLogger("headrace.api")
 
 PROBES = frozenset({"/livez", "/readyz", "/health"})
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
+_EXPOSED = b"retry-after, x-headrace-ignored, x-request-id, x-should-retry"
 _PREFLIGHT_HEADERS = [
     (b"access-control-allow-methods", b"GET, POST, OPTIONS"),
-    (b"access-control-allow-headers", b"authorization, content-type, x-request-id"),
+    # The star stands for all others: clients send a dozen of their own.
+    (b"access-control-allow-headers", b"authorization, content-type, *"),
     (b"access-control-max-age", b"600"),
 ]
 
@@ -139,7 +141,7 @@ class Guard:
             origin = exchange.header(b"origin")
             if origin is not None and (origin in self._origins or b"*" in self._origins):
                 headers.append((b"access-control-allow-origin", origin))
-                headers.append((b"access-control-expose-headers", b"x-request-id"))
+                headers.append((b"access-control-expose-headers", _EXPOSED))
         return headers
 
     def _log(self, exchange: Exchange, started_s: float) -> None:
