@@ -39,7 +39,7 @@ def refused(answer: Answer, status: int = 400) -> dict[str, Any]:
         (b'{"model": "fake", "prompt": "a", "temperature": NaN}', "JSON"),
         (b'{"model": "fake", "prompt": "a", "temperature": Infinity}', "JSON"),
         (b'{"model": "fake", "prompt": "a", "temperature": 1e999}', "temperature"),
-        (b'{"model": "fake", "prompt": "\\ud800"}', "JSON"),
+        (b'{"model": "fake", "prompt": "\\ud800"}', "half a"),
         (b'{"model": "fake", "prompt": "\\udc00\\ud800"}', "JSON"),
         (b'{"model": "fake", "prompt": "\xff\xfe"}', "JSON"),
         (b'{"model": "fake", "prompt": "a\x00"}', "JSON"),

@@ -36,6 +36,11 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> tuple[T, dict[str, 
     except msgspec.ValidationError as error:
         raise _invalid_field(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        if "truncated" in str(error) and body.rstrip().endswith(b"}"):
+            # What it says of half a surrogate pair.
+            raise _malformed(
+                "a string or bracket does not end, or has half a \\ud8.. pair"
+            ) from None
         raise _malformed(str(error)) from None
     except RecursionError:
         raise _malformed(f"it is nested deeper than {MAX_DEPTH} levels") from None
@@ -125,7 +130,9 @@ def _invalid_field(message: str) -> RequestError:
     param = None
     if found is not None:
         message = message[: found.start()]
-        param = _INDEX.sub(r".\1", found[1]).lstrip(".") or None
+        # The path of an item of an object ends with [...]: msgspec does not name its key.
+        path = found[1].removesuffix("[...]")
+        param = _INDEX.sub(r".\1", path).lstrip(".") or None
     missing = re.search(r"missing required field `(\w+)`", message)
     if missing is not None:
         param = f"{param}.{missing[1]}" if param else missing[1]

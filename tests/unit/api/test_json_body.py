@@ -127,7 +127,7 @@ class Outer(msgspec.Struct):
         ({"a": [{}]}, "a.0.c"),
         ({"a": [{"c": 1}, {"c": "x"}]}, "a.1.c"),
         ({"a": [], "b": {"x": 1}}, "b"),
-        ({"a": [], "b": {"1": "x"}}, "b...."),
+        ({"a": [], "b": {"1": "x"}}, "b"),
     ],
 )
 def test_the_field_at_fault_is_named(body: object, param: str) -> None:
