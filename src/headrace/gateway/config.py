@@ -72,7 +72,8 @@ class ServeConfig:
     """Everything `serve` needs. Sizes in bytes, times in seconds.
 
     `served_model_name`: ids for the first model instead of its own name, the first is canonical.
-    `kv_cache_memory` None: a quarter of the free memory, at most 2 GiB, for each model.
+    `kv_cache_memory` is for each model; None: a quarter of the free memory, shared by all of them,
+    at most 2 GiB each.
     `app`: import string of the function that makes the ASGI application of a gateway, so that the
     gateway names no dialect.
     """
@@ -100,18 +101,23 @@ class ServeConfig:
     limits: HttpLimits = HttpLimits()
     app: str = "headrace.api.app:build_app"
 
+    def names(self) -> list[tuple[str, ...]]:
+        """The ids of each model; the first of them is canonical, the others are aliases."""
+        names = [(model.name,) for model in self.models]
+        return [self.served_model_name or names[0], *names[1:]]
+
     def check(self) -> None:
         """Raise ResourceError for what cannot be served safely."""
         if not self.models:
             raise ResourceError("No model was named; try `headrace serve smollm2:135m`.")
         if not 0 <= self.port <= 65535:
             raise ResourceError(f"Port {self.port} does not exist; choose one from 1 to 65535.")
-        names = [model.name for model in self.models]
+        names = [name for names in self.names() for name in set(names)]
         twice = {name for name in names if names.count(name) > 1}
         if twice:
             raise ResourceError(
-                f"Two models would be called {sorted(twice)[0]!r}; serve one of them under another "
-                "name with --served-model-name."
+                f"Two models would be called {sorted(twice)[0]!r}; give the first one another name "
+                "with --served-model-name."
             )
         if self.api_key is None and not is_loopback(self.host):
             raise ResourceError(

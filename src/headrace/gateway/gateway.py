@@ -14,6 +14,7 @@ import zmq
 from headrace.errors import HeadraceError, RequestError
 from headrace.gateway.config import ModelSpec, ServeConfig
 from headrace.gateway.errors import UnavailableError
+from headrace.gateway.memory import MemoryShare, share_memory
 from headrace.gateway.service import ModelService
 from headrace.gateway.supervisor import State, Supervisor
 from headrace.gateway.text import ModelText, TextLoader, TextPool
@@ -46,15 +47,20 @@ class Gateway:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._runtime_dir = make_runtime_dir()
         self._tasks: list[asyncio.Task[None]] = []
-        self.services = [self._make_service(spec) for spec in config.models]
-        if config.served_model_name:
-            self.services[0].names = config.served_model_name
+        shares = share_memory(config)
+        self.services = [
+            self._make_service(spec, names, share)
+            for spec, names, share in zip(config.models, config.names(), shares, strict=True)
+        ]
         self._by_name = {name: service for service in self.services for name in service.names}
 
-    def _make_service(self, spec: ModelSpec) -> ModelService:
-        service = ModelService(spec, self.config, ModelMetrics(self.metrics, spec.name))
+    def _make_service(
+        self, spec: ModelSpec, names: tuple[str, ...], share: MemoryShare
+    ) -> ModelService:
+        service = ModelService(spec, self.config, ModelMetrics(self.metrics, names[0]))
+        service.names = names
         service.supervisor = Supervisor(
-            self._config_maker(spec),
+            self._config_maker(spec, share),
             self.config.restart,
             self._runtime_dir,
             self._context,
@@ -62,7 +68,7 @@ class Gateway:
         )
         return service
 
-    def _config_maker(self, spec: ModelSpec) -> Callable[[str], WorkerConfig]:
+    def _config_maker(self, spec: ModelSpec, share: MemoryShare) -> Callable[[str], WorkerConfig]:
         config = self.config
 
         def make(endpoint: str) -> WorkerConfig:
@@ -72,8 +78,8 @@ class Gateway:
                 endpoint=endpoint,
                 parent_pid=os.getpid(),
                 max_model_len=config.max_model_len,
-                memory_limit=config.memory_limit,
-                kv_cache_bytes=config.kv_cache_memory,
+                memory_limit=share.limit,
+                kv_cache_bytes=share.kv_cache,
                 max_num_seqs=config.max_num_seqs,
                 max_waiting=config.max_waiting,
                 max_waiting_tokens=config.max_waiting_tokens,

@@ -49,3 +49,12 @@ def test_what_cannot_be_served(changes: dict[str, object], says: str) -> None:
 
 def test_the_key_is_not_shown() -> None:
     assert "secret" not in repr(dataclasses.replace(CONFIG, api_key="secret"))
+
+
+def test_served_names_stand_for_the_first_model() -> None:
+    twins = (ModelSpec("m", Path("a")), ModelSpec("m", Path("b")))
+    config = dataclasses.replace(CONFIG, models=twins, served_model_name=("x", "y"))
+    config.check()
+    assert config.names() == [("x", "y"), ("m",)]
+    with pytest.raises(ResourceError, match="'m'"):
+        dataclasses.replace(config, served_model_name=("x", "m")).check()
