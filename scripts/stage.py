@@ -72,7 +72,11 @@ def shares(lines: Iterator[str], match: str, total: int, log: TextIO) -> Iterato
 
 
 def run(args: argparse.Namespace, line: Line) -> int:
-    """The command's exit status. It gets a process group of its own: Ctrl-C ends all of it."""
+    """The command's exit status. It gets a process group of its own: Ctrl-C ends all of it.
+
+    It inherits the lock of scripts/setup, too: if all above it is killed, the next set-up waits
+    until it has ended, and does not work in the same folders beside it.
+    """
     with args.log.open("w", encoding="utf-8") as log:
         process = subprocess.Popen(
             args.command,
@@ -82,6 +86,7 @@ def run(args: argparse.Namespace, line: Line) -> int:
             text=True,
             errors="replace",
             start_new_session=True,
+            close_fds=False,
         )
         assert process.stdout is not None
         try:
@@ -97,7 +102,8 @@ def run(args: argparse.Namespace, line: Line) -> int:
 def main() -> int:
     args = parse_args()
     line = Line(args.title, sys.stderr)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, signal.default_int_handler)
     try:
         status = run(args, line)
     except KeyboardInterrupt:

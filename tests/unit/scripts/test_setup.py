@@ -201,14 +201,40 @@ def test_two_at_once_do_the_work_once(checkout: Checkout) -> None:
     assert checkout.calls() == ["preflight", "venv", "pip", "build"]
 
 
-def test_interrupt_ends_the_stage_and_its_command(checkout: Checkout) -> None:
+def test_what_outlives_a_killed_setup_is_waited_for(checkout: Checkout) -> None:
+    checkout.write("slow-pip", "")
+    first = checkout.start()
+    checkout.wait_for("pip")
+    (left,) = children(first.pid) - {first.pid}
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
+    (checkout.root / "slow-pip").unlink()
+    checkout.calls()
+    second = checkout.start()
+    assert second.stdout is not None
+    assert second.stdout.readline().startswith("Another set-up of this folder is at work")
+    assert running({left})
+    assert checkout.calls() == []
+    os.killpg(left, signal.SIGKILL)
+    second.communicate(timeout=60)
+    first.communicate()
+    assert checkout.calls() == ["preflight", "venv", "pip", "build"]
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_interrupt_ends_the_stage_and_its_command(
+    checkout: Checkout, ending: signal.Signals
+) -> None:
     checkout.write("slow-build", "")
     process = checkout.start()
     checkout.wait_for("build")
     groups = children(process.pid)
     assert len(groups) == 2
-    os.killpg(process.pid, signal.SIGINT)
+    os.killpg(process.pid, ending)
     output, _ = process.communicate(timeout=20)
     assert process.returncode != 0
     assert "interrupted" in output
-    assert not running(groups)
+    deadline_s = time.monotonic() + 10
+    while running(groups):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
