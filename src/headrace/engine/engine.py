@@ -180,7 +180,13 @@ class Engine:
         started = self._clock()
         self._apply(self._decide())
         built = build_step(len(self._layout.groups), self._scheduled)
-        result = self.backend.collect(self.backend.submit(built.plan))
+        try:
+            result = self.backend.collect(self.backend.submit(built.plan))
+        except BaseException:
+            # These copies were not made: nothing else would give their sources back.
+            for seq, copies in built.copies:
+                seq.tables.copies_done(copies)
+            raise
         self._commit(built, result)
         self._stats.num_steps += 1
         self._stats.last_step_s = self._clock() - started
