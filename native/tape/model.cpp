@@ -38,16 +38,18 @@ Model::Model(std::shared_ptr<Pool> pool, Tape tape, int32_t num_blocks, int32_t 
       checker_(tape_.kv(), tape_.vocab(), num_blocks, max_step_rows) {
   const KVShape& kv = tape_.kv();
   const auto rows = static_cast<size_t>(max_step_rows_);
+  const size_t wanted_rows = PlanChecker::kWantedPerRow * rows;
   const auto threads = static_cast<size_t>(pool_->num_threads());
   const size_t block_bytes = checked_bytes(static_cast<size_t>(kv.region_block_halves()), 2);
   arena_ = Pages(checked_bytes(checked_bytes(static_cast<size_t>(kv.layers_per_block), block_bytes),
                                static_cast<size_t>(num_blocks_)));
   for (const BufferSpec& spec : tape_.buffers()) {
     const size_t row_bytes = static_cast<size_t>(spec.width) * sizeof(float);
-    buffers_.push_back({Pages(rows * row_bytes), spec.width, spec.wanted});
+    const size_t num_rows = spec.wanted ? wanted_rows : rows;
+    buffers_.push_back({Pages(num_rows * row_bytes), spec.width, spec.wanted});
   }
   for (const ActKind kind : {ActKind::a8, ActKind::a16, ActKind::f32}) {
-    act_[static_cast<size_t>(kind)] = Pages(rows * tape_.act_bytes(kind));
+    act_[static_cast<size_t>(kind)] = Pages(wanted_rows * tape_.act_bytes(kind));
   }
   for (const RopeTable& rope : tape_.ropes()) {
     angles_.emplace_back(rows * static_cast<size_t>(2 * rope.pairs()) * sizeof(float));

@@ -76,7 +76,7 @@ class Model {
 
   Pages arena_;  // [slot][block][kv_head][K | V], float16
   std::vector<Buffer> buffers_;
-  Pages act_[3];               // by ActKind: [max_step_rows][act_bytes]
+  Pages act_[3];               // by ActKind: [largest number of wanted rows][act_bytes]
   std::vector<Pages> angles_;  // by rope table: [max_step_rows][2 * pairs]
   Pages logits_;               // [kLogitRows][logits_stride_]
   int64_t logits_stride_;

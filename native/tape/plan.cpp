@@ -111,7 +111,8 @@ void PlanChecker::check_copies(const StepPlan& plan) const {
 }
 
 void PlanChecker::check_wanted(const StepPlan& plan) const {
-  require(plan.wanted.size() <= static_cast<size_t>(max_step_rows_), "wanted row", max_step_rows_,
+  const int64_t most = int64_t{kWantedPerRow} * max_step_rows_;
+  require(static_cast<int64_t>(plan.wanted.size()) <= most, "wanted row", most,
           "is beyond the largest step");
   int32_t previous = 0;
   for (size_t i = 0; i < plan.wanted.size(); ++i) {

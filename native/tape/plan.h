@@ -34,6 +34,10 @@ struct StepPlan {
 // Checks plans against a model. Keeps scratch, so one step at a time.
 class PlanChecker {
  public:
+  // Every row may be wanted once for itself, and the sequences of a step fork into no more choices
+  // than a step has rows (backends/base.py StepPlan).
+  static constexpr int32_t kWantedPerRow = 2;
+
   PlanChecker(const KVShape& kv, int32_t vocab, int32_t num_blocks, int32_t max_step_rows);
 
   // Throws std::invalid_argument naming the entry at fault. Afterwards: rows, positions, sequences

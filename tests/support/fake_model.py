@@ -68,6 +68,8 @@ class FakeBackend:
 
     def collect(self, handle: object) -> StepResult:
         assert isinstance(handle, StepPlan)
+        assert len(handle.tokens) <= self.max_step_rows, "a step has too many rows"
+        assert len(handle.wanted) <= 2 * self.max_step_rows, "a step wants too many rows"
         for source, destination in handle.copies:
             self._memory[destination] = list(self._memory[source])
         values: list[int] = []

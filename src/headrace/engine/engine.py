@@ -52,6 +52,8 @@ class Engine:
         self.backend = backend
         self.tokenizer = tokenizer
         self.config = config or EngineConfig()
+        if self.config.max_num_seqs > backend.max_step_rows:
+            raise ValueError("a step of the backend has fewer rows than there may be sequences")
         self.pool = BlockPool(backend.num_blocks)
         self._layout = backend.layout
         self._clock = clock

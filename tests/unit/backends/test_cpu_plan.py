@@ -237,6 +237,23 @@ def test_a_step_has_a_largest_size(backend: CpuBackend) -> None:
         backend.submit(maker.plan([(maker.sequence(), PROMPT[:1] * 65)]))
 
 
+def test_a_step_wants_every_row_and_as_many_choices(backend: CpuBackend) -> None:
+    """A prompt that fills the largest step, each row wanted, the last by 65 choices."""
+    tokens = [PROMPT[i % 45] for i in range(64)]
+    wanted = [WantedRow(row, GREEDY) for row in range(64)]
+    wanted += [WantedRow(63, SamplingSpec(seed=i, num_top=2)) for i in range(64)]
+    maker = PlanMaker(backend.layout, backend.num_blocks)
+    together = _bits(backend, maker.plan([(maker.sequence(), tokens)], wanted))
+    assert together[:64:9] == [_alone(backend, tokens[: n + 1]) for n in range(0, 64, 9)]
+    for i in range(0, 64, 21):
+        maker = PlanMaker(backend.layout, backend.num_blocks)
+        plan = maker.plan([(maker.sequence(), tokens)], [replace(wanted[64 + i])])
+        assert _bits(backend, plan) == [together[64 + i]]
+    maker = PlanMaker(backend.layout, backend.num_blocks)
+    with pytest.raises(ValueError, match="beyond the largest step"):
+        backend.submit(maker.plan([(maker.sequence(), tokens)], [*wanted, wanted[-1]]))
+
+
 def test_arrays_of_another_type_are_refused(backend: CpuBackend) -> None:
     plan = _prompt_plan(backend)
     wrong: Any = array("q", plan.tokens)

@@ -121,6 +121,19 @@ def test_a_shared_prompt_is_computed_once_for_all_choices() -> None:
     assert engine.backend.num_rows == 32 + 4 * 2  # type: ignore[attr-defined]  # the fake counts
 
 
+def test_the_largest_step_wants_a_row_for_every_choice_too() -> None:
+    """A prompt that fills a step, with the logprobs of all its tokens and many choices."""
+    engine = fake_engine(64, max_num_seqs=16, max_step_tokens=16)
+    params = SamplingParams(n=16, max_tokens=2, seed=1, prompt_logprobs=0, ignore_eos=True)
+    prompt = list(range(2, 18))
+    engine.add("r", prompt, params)
+    recorder = Recorder()
+    while engine.has_work():
+        recorder.take(engine.step())
+    engine.check()
+    assert recorder.requests["r"] == run_alone(prompt, params)
+
+
 def test_prompt_logprobs_have_one_entry_per_prompt_token() -> None:
     for prompt_len in (1, 2, 33):
         for max_tokens in (0, 4):
