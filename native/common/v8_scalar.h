@@ -36,7 +36,7 @@ inline float fma1(float a, float b, float c) {
   const bool inexact = (error > 0.0) | (error < 0.0);
   int64_t word = __builtin_bit_cast(int64_t, sum);
   const int64_t toward_error = (error > 0.0) == (sum > 0.0) ? 1 : -1;
-  word += inexact & ((word & 1) == 0) ? toward_error : 0;
+  word += (inexact & ((word & 1) == 0)) ? toward_error : 0;
   return static_cast<float>(__builtin_bit_cast(double, word));
 #endif
 }

@@ -90,7 +90,7 @@ uint64_t Weights::add_matrix(const std::string& name, DType stored, DType packed
       kPackChunkBytes / (kTileN * stored_row_bytes(stored, k)), 1, size_t{1} << 20));
   {
     Pool::Lease lease(pool_);
-    lease.parallel_for(ceil_div(tiles, per_chunk), [&](int, uint32_t chunk) {
+    lease.parallel_for(static_cast<uint32_t>(ceil_div(tiles, per_chunk)), [&](int, uint32_t chunk) {
       const int32_t begin = static_cast<int32_t>(chunk) * per_chunk;
       const int32_t end = std::min(tiles, begin + per_chunk);
       if (stored == packed) {
