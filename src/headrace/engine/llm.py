@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Generator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +18,7 @@ from headrace.engine.base import (
     RequestFailed,
     TokenLogprob,
 )
+from headrace.engine.inbox import CLOSED, Inbox, SharedEngine
 from headrace.engine.load import LoadedEngine, LoadOptions, load_engine
 from headrace.engine.sampling import SamplingParams
 from headrace.errors import HeadraceError, RequestError
@@ -102,7 +104,8 @@ class StreamChunk:
 class LLM:
     """An engine for one model in this process. Close it, or use it as a context manager.
 
-    `model`: a catalog name, a path, or a Hub id, as on the command line. Not thread-safe.
+    `model`: a catalog name, a path, or a Hub id, as on the command line. Calls may overlap, from
+    any thread and between the chunks of a stream: their requests run as one batch.
     Raises HeadraceError for a model that cannot be found, read or held.
     """
 
@@ -120,6 +123,16 @@ class LLM:
     ) -> None:
         from headrace.weights.resolve import resolve
 
+        counts = {
+            "kv_cache_bytes": kv_cache_bytes,
+            "max_num_seqs": max_num_seqs,
+            "threads": threads,
+            "max_model_len": max_model_len,
+            "max_step_tokens": max_step_tokens,
+        }
+        for name, value in counts.items():
+            if value is not None and (type(value) is not int or value < 1):
+                raise HeadraceError(f"{name} is {value!r}; it must be a whole number above 0.")
         path = resolve(str(model), progress=progress)
         options = LoadOptions(
             kv_cache_bytes=kv_cache_bytes,
@@ -132,6 +145,7 @@ class LLM:
             packing=packing,
         )
         self._loaded: LoadedEngine | None = load_engine(path, options)
+        self._shared = SharedEngine(self._loaded.engine)
         self._template: ChatTemplate | None = None
         self._ids = itertools.count()
 
@@ -140,7 +154,7 @@ class LLM:
     @property
     def _open(self) -> LoadedEngine:
         if self._loaded is None:
-            raise HeadraceError("This LLM is closed.")
+            raise HeadraceError(CLOSED)
         return self._loaded
 
     @property
@@ -164,6 +178,7 @@ class LLM:
 
     def close(self) -> None:
         """Free weights, KV and threads; a second call does nothing."""
+        self._shared.close()
         loaded, self._loaded = self._loaded, None
         if loaded is not None:
             loaded.close()
@@ -189,41 +204,39 @@ class LLM:
         """Complete each prompt (text or token ids), all in one batch; results in prompt order."""
         prompt_list = _as_prompts(prompts)
         params_list = _as_params(params, len(prompt_list))
-        engine = self._open.engine
         outputs: dict[str, Output] = {}
+        inbox = Inbox()
         try:
             for prompt, each in zip(prompt_list, params_list, strict=True):
-                request_id, ids = self._add(prompt, each)
+                request_id, ids = self._add(inbox, prompt, each)
                 outputs[request_id] = _empty_output(ids, each)
-            while engine.has_work():
-                for event in engine.step():
-                    _collect(outputs, event)
+            for event in self._shared.events(inbox):
+                _collect(outputs, event)
         finally:
-            for request_id in outputs:
-                engine.abort(request_id)
+            self._shared.drop(inbox)
         return list(outputs.values())
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None
     ) -> Generator[StreamChunk]:
         """Complete one prompt, yielding text as it becomes certain. Closing it aborts it."""
-        engine = self._open.engine
-        request_id, _ = self._add(prompt, params or SamplingParams())
+        (one_params,) = _as_params(params, 1)
+        inbox = Inbox()
         try:
-            while engine.has_work():
-                for event in engine.step():
-                    if isinstance(event, ChoiceDelta):
-                        yield StreamChunk(
-                            event.choice,
-                            event.text,
-                            event.token_ids,
-                            event.logprobs,
-                            event.finish_reason,
-                        )
-                    elif isinstance(event, RequestFailed):
-                        raise HeadraceError(event.message)
+            self._add(inbox, prompt, one_params)
+            for event in self._shared.events(inbox):
+                if isinstance(event, ChoiceDelta):
+                    yield StreamChunk(
+                        event.choice,
+                        event.text,
+                        event.token_ids,
+                        event.logprobs,
+                        event.finish_reason,
+                    )
+                elif isinstance(event, RequestFailed):
+                    raise HeadraceError(event.message)
         finally:
-            engine.abort(request_id)
+            self._shared.drop(inbox)
 
     def chat(
         self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None
@@ -239,6 +252,10 @@ class LLM:
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Token ids of a conversation, up to where the model's answer begins."""
+        if not isinstance(messages, list | tuple) or not all(
+            isinstance(message, Mapping) for message in messages
+        ):
+            raise RequestError("messages must be a list of mappings with a role and a content.")
         if self._template is None:
             from headrace.text.chat_template import load_chat_template
 
@@ -246,11 +263,11 @@ class LLM:
         text = self._template.render(messages)
         return self._open.tokenizer.encode(text, add_special=False)
 
-    def _add(self, prompt: Prompt, params: SamplingParams) -> tuple[str, list[int]]:
-        loaded = self._open
-        ids = loaded.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+    def _add(self, inbox: Inbox, prompt: Prompt, params: SamplingParams) -> tuple[str, list[int]]:
+        tokenizer = self._open.tokenizer
+        ids = tokenizer.encode(prompt) if isinstance(prompt, str) else _as_ids(prompt)
         request_id = f"llm-{next(self._ids)}"
-        loaded.engine.add(request_id, ids, params)
+        self._shared.add(inbox, request_id, ids, params)
         return request_id, ids
 
 
@@ -258,10 +275,26 @@ def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt (a string, or a list of ids) or several."""
     if isinstance(prompts, str):
         return [prompts]
-    items: list[Any] = list(prompts)
-    if items and all(isinstance(item, int) for item in items):
+    items: list[Any] = list(_items(prompts))
+    if items and all(hasattr(item, "__index__") for item in items):
         return [items]
     return items
+
+
+def _as_ids(prompt: object) -> list[int]:
+    """Token ids of any integer type. Raises RequestError."""
+    try:
+        return [operator.index(token) for token in _items(prompt)]
+    except TypeError:
+        raise RequestError("A prompt is a text or a list of token ids.") from None
+
+
+def _items(value: object) -> Iterable[Any]:
+    """What a list holds. Raises RequestError for what only looks like one."""
+    if isinstance(value, bytes | bytearray | Mapping) or not isinstance(value, Iterable):
+        kind = type(value).__name__
+        raise RequestError(f"A prompt is a text or a list of token ids, not of type {kind}.")
+    return value
 
 
 def _as_params(
@@ -271,9 +304,12 @@ def _as_params(
         return [SamplingParams()] * count
     if isinstance(params, SamplingParams):
         return [params] * count
-    if len(params) != count:
-        raise RequestError(f"{len(params)} sampling parameters were given for {count} prompts.")
-    return list(params)
+    each: list[Any] = list(params) if isinstance(params, list | tuple) else [params]
+    if not all(isinstance(one, SamplingParams) for one in each):
+        raise RequestError("params must be SamplingParams, or a list of them.")
+    if len(each) != count:
+        raise RequestError(f"{len(each)} sampling parameters were given for {count} prompts.")
+    return each
 
 
 def _empty_output(ids: list[int], params: SamplingParams) -> Output:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import msgspec
 
@@ -38,6 +39,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `prompt_logprobs`: the same for prompt tokens. `ignore_eos`: end-of-sequence tokens are
     ordinary. `min_tokens`: such tokens (and stop ids) cannot be drawn before. `stop` strings never
     appear in the text unless `include_stop_str_in_output`. `logit_bias`: token id -> [-100, 100].
+    As in the API, `stop` may be one string, and the ids of `logit_bias` may be strings of digits.
     """
 
     n: int = 1
@@ -59,8 +61,24 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     logprobs: int | None = None
     prompt_logprobs: int | None = None
 
+    def __post_init__(self) -> None:
+        set_field = msgspec.structs.force_setattr
+        stop: Any = self.stop  # what a caller wrote, whatever the annotations say
+        if isinstance(stop, str | list):
+            set_field(self, "stop", (stop,) if isinstance(stop, str) else tuple(stop))
+        bias: Any = self.logit_bias
+        if isinstance(bias, dict) and any(isinstance(token, str) for token in bias):
+            ids = {int(t) if isinstance(t, str) and t.isdecimal() else t: bias[t] for t in bias}
+            set_field(self, "logit_bias", ids)
+
     def validate(self, vocab_size: int) -> None:
-        """Raise RequestError naming the first field that is out of its range."""
+        """Raise RequestError naming the first field of a wrong type or out of its range."""
+        try:
+            msgspec.convert(msgspec.structs.asdict(self), type(self))
+        except msgspec.ValidationError as error:
+            problem, _, place = str(error).removesuffix("`").rpartition(" - at `")
+            name = place.rpartition("$.")[2]
+            raise RequestError(f"{name}: {problem}.", param=name, code="invalid_type") from None
         _check_int("n", self.n, 1, MAX_CHOICES)
         if self.max_tokens is not None:
             _check_int("max_tokens", self.max_tokens, 0, 1 << 30)
@@ -86,7 +104,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for text in self.stop:
             if not 0 < len(text) <= MAX_STOP_LEN:
                 limit = f"strings of 1 to {MAX_STOP_LEN} characters"
-                raise _out_of_range("stop", f"a string of {len(text)}", limit)
+                raise _out_of_range("stop", text if len(text) < 40 else f"{text[:40]}…", limit)
         if len(self.stop_token_ids) > MAX_LOGIT_BIAS:
             limit = f"at most {MAX_LOGIT_BIAS} ids"
             raise _out_of_range("stop_token_ids", len(self.stop_token_ids), limit)
