@@ -210,7 +210,7 @@ int32_t draw(const KernelTable& table, const float* logits, int32_t vocab, const
   const float* x = has_processing(row) ? process(logits, vocab, row, s) : logits;
   float max = 0.0f;
   const int32_t greedy = table.argmax(x, vocab, &max);
-  if (greedy < 0 || max == kNegInf) return -1;
+  if (greedy < 0 || !std::isfinite(max)) return -1;
   if (spec.temperature < kGreedyBelow) return greedy;
   if (spec.top_k <= 0 && spec.top_p >= 1.0 && spec.min_p <= 0.0) {
     return draw_all(x, vocab, row, greedy);

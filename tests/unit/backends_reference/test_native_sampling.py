@@ -40,6 +40,7 @@ def _special_rows(rng: np.random.Generator) -> list[Floats]:
         normal * np.float32(1e30),
         normal * np.float32(1e-30),
         with_nan,
+        normal * np.float32(5e37),
     ]
 
 
@@ -53,7 +54,7 @@ def _logit_rows() -> Floats:
 
 
 ROWS = _logit_rows()
-NUM_USUAL = len(ROWS) - 4
+NUM_USUAL = len(ROWS) - 5
 
 
 def _program() -> Program:
@@ -178,6 +179,20 @@ def test_every_alternative_is_reported(backend: CpuBackend) -> None:
     (got,) = _run(backend, [(3, WantedRow(0, spec))])
     _check(got, sample_row(ROWS[3], WantedRow(0, spec)))
     assert sum(math.exp(logprob) for _, logprob in got.top) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("top_p", [0.9, 1.0])
+def test_logits_that_a_penalty_makes_infinite_fail_their_row_only(
+    backend: CpuBackend, top_p: float
+) -> None:
+    huge = len(ROWS) - 1
+    history = array("i", [int(np.argmax(ROWS[huge]))])
+    spec = SamplingSpec(repetition_penalty=0.01, top_p=top_p, seed=1)
+    row = WantedRow(0, spec, history=history, prompt_len=1)
+    first, second = _run(backend, [(huge, row), (0, row)])
+    assert first.failed
+    assert sample_row(ROWS[huge], row).failed
+    _check(second, sample_row(ROWS[0], row))
 
 
 def test_a_mask_that_allows_nothing_fails_its_row_only(backend: CpuBackend) -> None:

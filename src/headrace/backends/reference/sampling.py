@@ -78,7 +78,8 @@ def _apply_penalties(
     seen = np.unique(history)
     repetition = np.float32(spec.repetition_penalty)
     x = logits[seen]
-    logits[seen] = np.where(x > 0, x / repetition, x * repetition)
+    with np.errstate(over="ignore"):  # an infinite logit fails the row
+        logits[seen] = np.where(x > 0, x / repetition, x * repetition)
     ids, counts = np.unique(history[prompt_len:], return_counts=True)
     logits[ids] -= np.float32(spec.frequency_penalty) * counts.astype(np.float32)
     logits[ids] -= np.float32(spec.presence_penalty)
@@ -97,7 +98,7 @@ def allowed_ids(processed: Floats, spec: SamplingSpec) -> npt.NDArray[np.int64]:
     if spec.top_k > 0:
         ids = ids[: spec.top_k]
     z = processed[ids].astype(np.float64) / spec.temperature
-    with np.errstate(under="ignore"):
+    with np.errstate(under="ignore", over="ignore"):  # a difference beyond float32 is -inf
         p = np.exp((z - z[0]).astype(np.float32)).astype(np.float64)
     by_weight = np.lexsort((ids, -p))
     ids, p = ids[by_weight], p[by_weight]
