@@ -21,7 +21,6 @@ void bind_text(nb::module_& m);
 void bind_attention_testing(nb::module_& testing);
 void bind_gemm_testing(nb::module_& testing);
 void bind_kernels_testing(nb::module_& testing);
-void bind_sampling_testing(nb::module_& testing);
 void bind_threads_testing(nb::module_& testing);
 
 namespace {
@@ -67,7 +66,6 @@ NB_MODULE(_native, m) {
   bind_attention_testing(testing);
   bind_gemm_testing(testing);
   bind_kernels_testing(testing);
-  bind_sampling_testing(testing);
   bind_threads_testing(testing);
 }
 

@@ -233,8 +233,7 @@ void bind_model(nb::module_& m) {
       .def("add_matrix", &add_matrix, nb::arg("name"), nb::arg("stored"), nb::arg("packed"),
            nb::arg("n"), nb::arg("k"), nb::arg("data"), "Packs; returns the source's checksum.")
       .def("add_vector", &add_vector, nb::arg("name"), nb::arg("stored"), nb::arg("count"),
-           nb::arg("data"), "Keeps floats; returns the source's checksum.")
-      .def_prop_ro("used_bytes", &Weights::used_bytes);
+           nb::arg("data"), "Keeps floats; returns the source's checksum.");
   nb::class_<SamplingSpec>(m, "SamplingSpec", "backends/base.py SamplingSpec, checked once.")
       .def("__init__", &construct_spec, nb::kw_only(), nb::arg("temperature") = 1.0,
            nb::arg("top_k") = 0, nb::arg("top_p") = 1.0, nb::arg("min_p") = 0.0,

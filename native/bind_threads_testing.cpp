@@ -90,15 +90,14 @@ std::tuple<std::vector<uint32_t>, int, int> thread_states(Pool& pool) {
           open_signals};
 }
 
-// The caller's environment is `env` before and must be afterwards.
-uint32_t env_after_phase(Pool& pool, uint32_t env) {
+// (what `function` returns, the environment afterwards without its flags): called in `env`, which
+// native entries must neither compute in nor lose.
+nb::object call_in_env(uint32_t env, const nb::callable& function) {
+  constexpr uint32_t kFlags = 0x3f;
   const FpEnv restore;
   write_fp_env(env);
-  {
-    Pool::Lease lease(pool);
-    lease.parallel_for(4, [](int, uint32_t) {});
-  }
-  return read_fp_env() & ~0x3fu;
+  const nb::object result = function();
+  return nb::make_tuple(result, read_fp_env() & ~kFlags);
 }
 
 uint64_t pieces_checksum(const nb::bytes& data) {
@@ -144,7 +143,7 @@ void bind_threads_testing(nb::module_& testing) {
   testing.def("run_with_error", &run_with_error, nb::arg("pool"), nb::arg("num_chunks"),
               nb::arg("bad"));
   testing.def("thread_states", &thread_states, nb::arg("pool"));
-  testing.def("env_after_phase", &env_after_phase, nb::arg("pool"), nb::arg("env"));
+  testing.def("call_in_env", &call_in_env, nb::arg("env"), nb::arg("function"));
   testing.def("cgroup_cpu_limit", &cgroup_cpu_limit, nb::arg("root"));
   testing.def(
       "memory_info",

@@ -5,6 +5,7 @@
 
 #include "tape/checksum.h"
 #include "tape/requantize.h"
+#include "threads/fp_env.h"
 
 namespace headrace {
 namespace {
@@ -119,6 +120,7 @@ uint64_t Weights::add_vector(const std::string& name, DType stored, int32_t coun
     throw std::invalid_argument(name + ": " + std::to_string(src_bytes) +
                                 " bytes do not match its length");
   }
+  const FpEnv env;
   std::vector<float> values(static_cast<size_t>(count));
   widen(stored, src, count, values.data());
   vectors_.emplace(name, std::move(values));

@@ -36,7 +36,6 @@ class Weights {
   // std::invalid_argument names a tensor that is lacking.
   const PackedMatrix& matrix(const std::string& name) const;
   const std::vector<float>& vector(const std::string& name) const;
-  size_t used_bytes() const { return used_bytes_; }
 
  private:
   void require_new(const std::string& name) const;

@@ -1,8 +1,10 @@
 """Types of the native module (native/bind*.cpp)."""
 
 from array import array
-from collections.abc import Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
+from typing import TypeAlias, TypeVar
+
+T = TypeVar("T")
 
 # See backends/base.py WantedRow: row, spec, sample, target, output_pos, history, prompt_len,
 # banned, mask.
@@ -38,8 +40,6 @@ class Weights:
         self, name: str, stored: int, packed: int, n: int, k: int, data: bytes | memoryview
     ) -> int: ...
     def add_vector(self, name: str, stored: int, count: int, data: bytes | memoryview) -> int: ...
-    @property
-    def used_bytes(self) -> int: ...
 
 class SamplingSpec:
     def __init__(
@@ -220,22 +220,6 @@ class testing:
         merges: Sequence[Sequence[int]],
         num_partials: int,
     ) -> bytes: ...
-    # sampling/
-    @staticmethod
-    def sample(
-        isa: str,
-        logits: bytes,
-        spec: SamplingSpec,
-        draws: bool,
-        target: int,
-        output_pos: int,
-        history: Sequence[int],
-        prompt_len: int,
-        banned: Sequence[int],
-        mask: bytes,
-    ) -> RowOutput: ...
-    @staticmethod
-    def philox(seed: int, output_pos: int, index: int) -> tuple[int, int, int, int]: ...
     # threads/ and tape/
     @staticmethod
     def run_phases(pool: ThreadPool, phases: Sequence[int]) -> list[list[int]]: ...
@@ -244,7 +228,7 @@ class testing:
     @staticmethod
     def thread_states(pool: ThreadPool) -> tuple[list[int], int, int]: ...
     @staticmethod
-    def env_after_phase(pool: ThreadPool, env: int) -> int: ...
+    def call_in_env(env: int, function: Callable[[], T]) -> tuple[T, int]: ...
     @staticmethod
     def cgroup_cpu_limit(root: str) -> int: ...
     @staticmethod

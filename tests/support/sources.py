@@ -18,7 +18,7 @@ class MemorySource:
 
     def __init__(self, config: ModelConfig, tensors: Mapping[str, MadeTensor]) -> None:
         self.config = config
-        self._made = dict(tensors)
+        self.made = dict(tensors)
         self.tensors = {
             name: TensorInfo(name, t.dtype, t.shape, len(t.data)) for name, t in tensors.items()
         }
@@ -32,7 +32,7 @@ class MemorySource:
         self.header_digest = digest.hexdigest()
 
     def data(self, name: str) -> memoryview:
-        return memoryview(self._made[name].data)
+        return memoryview(self.made[name].data)
 
     def release(self, name: str) -> None:
         pass

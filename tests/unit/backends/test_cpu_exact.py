@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import struct
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -119,3 +122,21 @@ def test_one_token_at_a_time(source: MemorySource, expected: Bits) -> None:
     steps += [[(0, 1)] for _ in range(LENGTHS[0] - 5)]
     got = _run(source, steps, threads=2)
     assert got == {place: bits for place, bits in expected.items() if place[0] in (0, 3)}
+
+
+def test_the_environment_of_the_caller(tmp_path: Path) -> None:
+    """A process in which a library flushes subnormals to zero: nothing is computed so, and the
+    setting stays. The last norm is stored as subnormal halves."""
+    source = memory_source(make_gguf(tmp_path / "m.gguf", dtype=DType.F16))
+    norm = source.made["output_norm.weight"]
+    halves = struct.pack("<H", 0x0155) * norm.shape[0]
+    tensor = replace(norm, dtype=DType.F16, data=halves)
+    source = MemorySource(source.config, {**source.made, norm.name: tensor})
+    flush_to_zero = 0x9FC0
+    steps = [list(enumerate(LENGTHS))]
+    expected = _run(source, steps)
+    for threads in (1, 2):
+        got = _native.testing.call_in_env(
+            flush_to_zero, lambda threads=threads: _run(source, steps, threads=threads)
+        )
+        assert got == (expected, flush_to_zero)

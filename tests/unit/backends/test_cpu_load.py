@@ -81,7 +81,7 @@ def test_a_packing_is_the_packed_model(tmp_path: Path, packing: str, stored: DTy
     source = memory_source(make_hf(tmp_path / "hf", dtype=stored, tied_head=False))
     target = {"bf16": DType.BF16, "int8": DType.Q8_0, "int4": DType.Q4_1}[packing]
     before: dict[str, MadeTensor] = {}
-    for name, tensor in made_tensors(source).items():
+    for name, tensor in source.made.items():
         kind = target
         if packing == "int4" and name in ("token_embd.weight", "output.weight"):
             kind = DType.Q8_0
@@ -94,13 +94,6 @@ def test_a_packing_is_the_packed_model(tmp_path: Path, packing: str, stored: DTy
         before[name] = replace(tensor, dtype=kind, data=data)
     packed = load(MemorySource(source.config, before))
     assert _sample(load(source, packing=packing)) == _sample(packed)
-
-
-def made_tensors(source: MemorySource) -> dict[str, MadeTensor]:
-    return {
-        name: MadeTensor(name, info.dtype, info.shape, bytes(source.data(name)), NO_FLOATS)
-        for name, info in source.tensors.items()
-    }
 
 
 @pytest.mark.parametrize("packed", [DType.Q8_0, DType.Q4_1])

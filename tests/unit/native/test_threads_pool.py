@@ -44,7 +44,8 @@ def test_all_threads_take_part_in_the_contract_environment(pool: ThreadPool) -> 
 
 
 def test_the_callers_environment_is_given_back(pool: ThreadPool) -> None:
-    assert testing.env_after_phase(pool, FLUSH_TO_ZERO) == FLUSH_TO_ZERO
+    result = testing.call_in_env(FLUSH_TO_ZERO, lambda: testing.run_phases(pool, [4]))
+    assert result == ([[1] * 4], FLUSH_TO_ZERO)
 
 
 def test_an_error_reaches_the_caller_and_the_pool_lives_on(pool: ThreadPool) -> None:
