@@ -2,11 +2,10 @@
 //
 // Contract of every entry
 // - A result row depends only on its own inputs. Reductions over K run in one accumulator per
-// output
-//   in increasing k; reductions over a vector run on 8 lanes (lane = index % 8, increasing index)
-//   and end in one tree: ((0+4)+(2+6))+((1+5)+(3+7)) (see reduce8 in common/v8.h). Every fused
-//   multiply-add is written; the compiler may not contract. MXCSR is 0x1F80 (set by the callers in
-//   threads/ and bind.cpp). No libm, no allocation, no locks, no exceptions.
+//   output, in increasing k; reductions over a vector run on 8 lanes (lane = index % 8, increasing
+//   index) and end in one tree: ((0+4)+(2+6))+((1+5)+(3+7)) (see reduce8 in common/v8.h). Every
+//   fused multiply-add is written; the compiler may not contract. The callers have set MXCSR to
+//   0x1F80 (threads/pool.h). No libm, no allocation, no locks, no exceptions.
 // - Sizes are validated by the caller (tape/); kernels may assert, not check.
 #pragma once
 

@@ -10,11 +10,11 @@
 //   zero8 splat load load_part store store_part       load_part fills the missing lanes
 //   load_some store_some                              the first min(n, 8) lanes
 //   add sub mul div sqrt fma(a, b, c) = a*b + c       fma rounds once
-//   max min                                           a > b ? a : b, a < b ? a : b, as x86
-//   neg abs copysign round                            round: to nearest even
-//   lt gt ge eq is_nan first_lanes any bits both         masks; bits: lane i in bit i
+//   max                                               a > b ? a : b, as x86
+//   neg abs copysign
+//   lt gt ge eq is_nan first_lanes bits both          masks; bits: lane i in bit i
 //   select(m, a, b) = m ? a : b, keep(m, a) = m ? a : +0
-//   as_int as_float add shift_left to_int to_float    to_int: nearest even, INT_MIN out of range
+//   as_int as_float add shift_left                    on the bits of floats
 //   load_f16 store_f16                                eight halves; exact, and nearest even
 //   zip unzip                                         a0 b0 a1 b1 ... <-> a0 a1 ..., b0 b1 ...
 //   reduce8 = ((0+4)+(2+6))+((1+5)+(3+7)), reduce8_max by the same tree

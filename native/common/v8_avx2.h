@@ -45,15 +45,11 @@ inline V8 div(V8 a, V8 b) { return {_mm256_div_ps(a.v, b.v)}; }
 inline V8 sqrt(V8 a) { return {_mm256_sqrt_ps(a.v)}; }
 inline V8 fma(V8 a, V8 b, V8 c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
 inline V8 max(V8 a, V8 b) { return {_mm256_max_ps(a.v, b.v)}; }
-inline V8 min(V8 a, V8 b) { return {_mm256_min_ps(a.v, b.v)}; }
 inline V8 neg(V8 a) { return {_mm256_xor_ps(a.v, _mm256_set1_ps(-0.0f))}; }
 inline V8 abs(V8 a) { return {_mm256_andnot_ps(_mm256_set1_ps(-0.0f), a.v)}; }
 inline V8 copysign(V8 a, V8 b) {
   const __m256 sign = _mm256_set1_ps(-0.0f);
   return {_mm256_or_ps(_mm256_andnot_ps(sign, a.v), _mm256_and_ps(sign, b.v))};
-}
-inline V8 round(V8 a) {
-  return {_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
 
 inline M8 lt(V8 a, V8 b) { return {_mm256_cmp_ps(a.v, b.v, _CMP_LT_OQ)}; }
@@ -67,27 +63,16 @@ inline M8 first_lanes(int n) {
 }
 inline M8 both(M8 a, M8 b) { return {_mm256_and_ps(a.v, b.v)}; }
 inline int bits(M8 m) { return _mm256_movemask_ps(m.v); }
-inline bool any(M8 m) { return bits(m) != 0; }
 inline V8 select(M8 m, V8 a, V8 b) { return {_mm256_blendv_ps(b.v, a.v, m.v)}; }
 inline V8 keep(M8 m, V8 a) { return {_mm256_and_ps(m.v, a.v)}; }
 
 inline I8 as_int(V8 a) { return {_mm256_castps_si256(a.v)}; }
 inline V8 as_float(I8 a) { return {_mm256_castsi256_ps(a.v)}; }
-inline I8 splat_int(int32_t x) { return {_mm256_set1_epi32(x)}; }
-inline I8 load_int(const int32_t* p) {
-  return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))};
-}
-inline void store_int(int32_t* p, I8 a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a.v); }
 inline I8 add(I8 a, I8 b) { return {_mm256_add_epi32(a.v, b.v)}; }
 template <int kBits>
 inline I8 shift_left(I8 a) {
   return {_mm256_slli_epi32(a.v, kBits)};
 }
-inline I8 select(M8 m, I8 a, I8 b) {
-  return {_mm256_blendv_epi8(b.v, a.v, _mm256_castps_si256(m.v))};
-}
-inline I8 to_int(V8 a) { return {_mm256_cvtps_epi32(a.v)}; }
-inline V8 to_float(I8 a) { return {_mm256_cvtepi32_ps(a.v)}; }
 
 inline V8 load_f16(const uint16_t* p) {
   return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};

@@ -41,13 +41,6 @@ inline float fma1(float a, float b, float c) {
 #endif
 }
 
-inline float round1(float x) {
-  constexpr float kInteger = 0x1p23f;  // from here on every float is an integer
-  const float magnitude = __builtin_fabsf(x);
-  const float rounded = (magnitude + kInteger) - kInteger;
-  return magnitude < kInteger ? __builtin_copysignf(rounded, x) : x;
-}
-
 #define HEADRACE_LANES for (int i = 0; i < 8; ++i)
 
 inline V8 zero8() { return V8{}; }
@@ -87,13 +80,11 @@ inline void store_part(float* p, V8 a, int n) {
 HEADRACE_UNARY(neg, -a.lane[i])
 HEADRACE_UNARY(abs, __builtin_fabsf(a.lane[i]))
 HEADRACE_UNARY(sqrt, __builtin_sqrtf(a.lane[i]))
-HEADRACE_UNARY(round, round1(a.lane[i]))
 HEADRACE_BINARY(V8, add, a.lane[i] + b.lane[i])
 HEADRACE_BINARY(V8, sub, a.lane[i] - b.lane[i])
 HEADRACE_BINARY(V8, mul, a.lane[i] * b.lane[i])
 HEADRACE_BINARY(V8, div, a.lane[i] / b.lane[i])
 HEADRACE_BINARY(V8, max, a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i])
-HEADRACE_BINARY(V8, min, a.lane[i] < b.lane[i] ? a.lane[i] : b.lane[i])
 HEADRACE_BINARY(V8, copysign, __builtin_copysignf(a.lane[i], b.lane[i]))
 HEADRACE_BINARY(M8, lt, a.lane[i] < b.lane[i] ? ~0u : 0u)
 HEADRACE_BINARY(M8, gt, a.lane[i] > b.lane[i] ? ~0u : 0u)
@@ -129,7 +120,6 @@ inline int bits(M8 m) {
   HEADRACE_LANES r |= static_cast<int>(m.lane[i] & 1u) << i;
   return r;
 }
-inline bool any(M8 m) { return bits(m) != 0; }
 inline V8 select(M8 m, V8 a, V8 b) {
   V8 r;
   HEADRACE_LANES r.lane[i] = m.lane[i] != 0 ? a.lane[i] : b.lane[i];
@@ -139,17 +129,6 @@ inline V8 keep(M8 m, V8 a) { return select(m, a, zero8()); }
 
 inline I8 as_int(V8 a) { return __builtin_bit_cast(I8, a); }
 inline V8 as_float(I8 a) { return __builtin_bit_cast(V8, a); }
-inline I8 splat_int(int32_t x) {
-  I8 r;
-  HEADRACE_LANES r.lane[i] = x;
-  return r;
-}
-inline I8 load_int(const int32_t* p) {
-  I8 r;
-  HEADRACE_LANES r.lane[i] = p[i];
-  return r;
-}
-inline void store_int(int32_t* p, I8 a) { HEADRACE_LANES p[i] = a.lane[i]; }
 inline I8 add(I8 a, I8 b) {
   I8 r;
   HEADRACE_LANES r.lane[i] =
@@ -160,25 +139,6 @@ template <int kBits>
 inline I8 shift_left(I8 a) {
   I8 r;
   HEADRACE_LANES r.lane[i] = static_cast<int32_t>(static_cast<uint32_t>(a.lane[i]) << kBits);
-  return r;
-}
-inline I8 select(M8 m, I8 a, I8 b) {
-  I8 r;
-  HEADRACE_LANES r.lane[i] = m.lane[i] != 0 ? a.lane[i] : b.lane[i];
-  return r;
-}
-inline I8 to_int(V8 a) {
-  I8 r;
-  HEADRACE_LANES {
-    const float x = round1(a.lane[i]);
-    const bool fits = x >= -0x1p31f && x < 0x1p31f;
-    r.lane[i] = fits ? static_cast<int32_t>(x) : INT32_MIN;
-  }
-  return r;
-}
-inline V8 to_float(I8 a) {
-  V8 r;
-  HEADRACE_LANES r.lane[i] = static_cast<float>(a.lane[i]);
   return r;
 }
 

@@ -146,7 +146,6 @@ struct Super45 {
 struct Q6_K {
   static constexpr int kBits = 6;
   static constexpr bool kMinimum = false;
-  static constexpr int kOffset = 32;
   static constexpr int kGroups = kSuperGroups;
   static constexpr int kTiles = 1;
   static constexpr size_t kCodes = kQ6_KCodes;

@@ -1,18 +1,16 @@
 // A fixed pool of threads that share the work of one step at a time.
 //
 // - The caller is thread 0; a pool of one thread has no workers. Workers are pinned to processors
-// of
-//   the creator's affinity mask (when there is one for each thread), block all signals, and run
+//   of the creator's affinity mask (when there is one for each thread), block all signals, and run
 //   with the floating point environment of the numeric contract.
 // - A phase (`parallel_for`) is a number of chunks claimed one by one from an atomic word. It ends
 //   when all chunks are done, not when all threads have arrived: a thread that is not scheduled
 //   costs nothing, one that is descheduled inside a chunk costs that chunk. No result may depend on
 //   which thread ran a chunk.
 // - Waiting is a bounded spin, then a futex: more threads than processors is slow, never a
-// collapse.
+//   collapse.
 // - A pool belongs to the process that made it. In a forked child it has no workers: the caller
-// runs
-//   every chunk itself, and destruction does not wait.
+//   runs every chunk itself, and destruction does not wait.
 #pragma once
 
 #include <atomic>
