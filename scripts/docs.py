@@ -62,6 +62,7 @@ def api_page() -> str:
         "A running server serves the whole document at `/openapi.json`. Every path under `/v1` is "
         "also served without that prefix. Errors have OpenAI's envelope: "
         '`{"error": {"message", "type", "param", "code"}}`.',
+        limits_section(),
     ]
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
@@ -70,6 +71,29 @@ def api_page() -> str:
             if body is not None:
                 parts.append(fields_table(body["schema"], schemas))
     return "\n\n".join(parts) + "\n"
+
+
+def limits_section() -> str:
+    """What a request may hold beside the bounds of its fields."""
+    from headrace.api.json_body import MAX_DEPTH, MAX_VALUES
+    from headrace.api.openai.compact import MAX_ENTRIES
+    from headrace.api.openai.types import MAX_PROMPTS
+    from headrace.gateway.config import HttpLimits
+
+    limits = HttpLimits()
+    lines = [
+        f"- A body has at most {limits.body_bytes >> 20} MiB (413 beyond), {MAX_VALUES:,} values "
+        f"(every token id is one, so that is 15 prompts of 8,192 ids) and {MAX_DEPTH} levels; "
+        f"bodies that are being read hold {limits.inflight_body_bytes >> 20} MiB together (429).",
+        f"- A completion has at most {MAX_PROMPTS} prompts. A prompt and the tokens asked for have "
+        "to fit into `max_model_len` of `GET /v1/models`.",
+        f"- An answer that is not streamed holds at most {MAX_ENTRIES:,} log-probabilities: each "
+        "shown token is one, and so is each of its alternatives.",
+        f"- Headers have at most {limits.header_bytes >> 10} KiB and {limits.num_headers} lines "
+        f"(431). A sender that pauses for {limits.body_idle_s:g} s, or a reader that takes nothing "
+        f"for {limits.reader_stall_s:g} s, is cut.",
+    ]
+    return "## Limits\n\n" + "\n".join(lines)
 
 
 def fields_table(schema: dict[str, Any], schemas: dict[str, Any]) -> str:
@@ -97,7 +121,8 @@ def type_of(schema: dict[str, Any], schemas: dict[str, Any]) -> str:
         return ", ".join(f"`{value}`" for value in schema["enum"] if value is not None)
     kind = schema.get("type", "any")
     if kind == "array":
-        return f"list of {type_of(schema.get('items', {}), schemas)}"
+        most = f"up to {schema['maxItems']:,} of " if "maxItems" in schema else ""
+        return f"list of {most}{type_of(schema.get('items', {}), schemas)}"
     return f"{kind}{bounds(schema)}"
 
 

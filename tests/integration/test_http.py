@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import time
@@ -367,6 +368,33 @@ def test_a_reader_that_stops_is_cut(strict_server: Server) -> None:
         assert complete(strict_server, "abc").status == 200
         eventually(lambda: running(strict_server) == 0, 60)
     assert "Traceback" not in strict_server.log
+
+
+def test_a_body_is_forgotten_while_its_request_runs(tmp_path: Path) -> None:
+    """Requests may run for long: what nobody reads again of a body must not wait with them."""
+
+    def pss_mib(pid: int) -> float:
+        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        return int(rollup.split("\nPss:")[1].split()[0]) / 1024
+
+    with serve_fake(tmp_path / "log") as server, contextlib.ExitStack() as connections:
+        fields = {**BODY, "prompt": "!slow", "stream": True, "ignore_eos": True}
+        fields["max_tokens"] = 2000
+        small = json.dumps(fields).encode()
+        padded = {**fields, "user": "u" * 3_000_000, "metadata": {"a": "m" * 3_000_000}}
+        large = json.dumps(padded).encode()
+
+        def begin(body: bytes) -> None:
+            connection = connections.enter_context(server.connect())
+            send_raw(connection, "/v1/completions", body)
+            assert b"200 OK" in read_until(connection, b"data: ")
+
+        begin(small)
+        begin(large)
+        before = pss_mib(server.process.pid)
+        for _ in range(12):
+            begin(large)
+        assert pss_mib(server.process.pid) - before < 36
 
 
 def test_no_descriptor_stays_open(server: Server) -> None:

@@ -231,6 +231,8 @@ def _misbehave(request: _Request) -> None:
     if "!crash" in words:
         os.kill(os.getpid(), signal.SIGKILL)
     if "!late-crash" in words and request.choices[0].num_output >= 3:
+        # What was sent is still in the socket's own thread.
+        time.sleep(0.3)
         os.kill(os.getpid(), signal.SIGKILL)
     if "!hang" in words:
         time.sleep(3600)

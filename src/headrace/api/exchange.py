@@ -63,6 +63,7 @@ class Exchange:
         # What the access log says: the status (0: none was sent) and a remark of the endpoint.
         self.status = 0
         self.note = ""
+        self._body = b""
         self._held = 0
         self._has_unread = self._announces_body()
 
@@ -79,8 +80,8 @@ class Exchange:
 
     # ---- in ----
 
-    async def read_body(self) -> bytes:
-        """The whole JSON body; its bytes count as held until `release_body`.
+    async def read_body(self) -> None:
+        """Read the whole JSON body, for `take_body`; its bytes count as held until `release_body`.
 
         Raises RequestError 413, 415 or 408, OverloadedError, or ClientGone.
         """
@@ -99,7 +100,12 @@ class Exchange:
                     self._hold(len(body))
         except TimeoutError:
             raise RequestError("The request's body came too slowly.", status=408) from None
-        return bytes(body)
+        self._body = bytes(body)
+
+    def take_body(self) -> bytes:
+        """What `read_body` has read, once: whoever decodes it has the only reference."""
+        body, self._body = self._body, b""
+        return body
 
     @property
     def is_large(self) -> bool:

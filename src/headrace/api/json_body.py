@@ -54,7 +54,9 @@ def _shortened(body: bytes) -> bytes:
     """The body without its long strings and lists of numbers. Refuses one of too many values."""
     short = body if len(body) <= LARGE_BYTES else b"".join(_cut_long_strings(body))
     if short.count(b",") > MAX_VALUES:
-        raise _malformed(f"it holds more than {MAX_VALUES} values")
+        raise _malformed(
+            f"it holds more than {MAX_VALUES} values; send fewer token ids at a time, or text"
+        )
     return _NUMBERS.sub(b"[]", short)
 
 

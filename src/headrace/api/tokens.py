@@ -37,8 +37,8 @@ def _service(exchange: Exchange, name: str | None) -> ModelService:
 
 async def tokenize(exchange: Exchange) -> None:
     """Ids of a text, or of a conversation as the chat endpoint would see it."""
-    body = await exchange.read_body()
-    request, _ = await decode_body(exchange, body, _tokenize_decoder)
+    await exchange.read_body()
+    request, _ = await decode_body(exchange, _tokenize_decoder)
     text, ready = await _service(exchange, request.model).wait_servable()
     pool = exchange.gateway.pool
     ids = await pool.run(lambda: _encode(text, request), is_large=exchange.is_large)
@@ -67,8 +67,8 @@ def _encode(text: ModelText, request: TokenizeRequest) -> list[int]:
 
 async def detokenize(exchange: Exchange) -> None:
     """The text of token ids."""
-    body = await exchange.read_body()
-    request, _ = await decode_body(exchange, body, _detokenize_decoder)
+    await exchange.read_body()
+    request, _ = await decode_body(exchange, _detokenize_decoder)
     text, ready = await _service(exchange, request.model).wait_servable()
     if request.tokens and max(request.tokens) >= ready.vocab_size:
         raise RequestError(

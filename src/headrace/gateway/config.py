@@ -47,7 +47,7 @@ class HttpLimits:
     """Bounds on what one connection may ask of the gateway. Bytes and seconds."""
 
     body_bytes: int = 10 << 20
-    inflight_body_bytes: int = 64 << 20
+    inflight_body_bytes: int = 32 << 20
     header_bytes: int = 32 << 10
     num_headers: int = 100
     header_s: float = 15.0

@@ -144,20 +144,27 @@ def test_a_stream_without_extras_ends_with_done() -> None:
 
 def test_echo_comes_first_with_its_logprobs() -> None:
     encoder = CompletionChunks(
-        shape(), echo=["ab"], tokens=[[("a", b"a"), ("b", b"b")]], num_logprobs=0
+        shape(num_choices=2), echo=["ab"], firsts=[("a", b"a")], num_logprobs=0
     )
     entry = TokenLogprob(98, "b", b"b", -2.0, [])
-    assert encoder.encode(0, PromptLogprobs(request_id="r", start=0, entries=[None])) == b""
-    assert encoder.encode(0, PromptLogprobs(request_id="r", start=1, entries=[entry])) == b""
+    data = encoder.encode(0, PromptLogprobs(request_id="r", start=0, entries=[None]))
+    data += encoder.encode(0, PromptLogprobs(request_id="r", start=1, entries=[entry]))
     new = TokenLogprob(99, "c", b"c", -3.0, [])
-    (chunk,) = parse(encoder.encode(0, delta("r", "c", logprobs=[new])))
-    assert chunk["choices"][0]["text"] == "abc"
-    assert chunk["choices"][0]["logprobs"] == {
+    data += encoder.encode(0, delta("r", "c", logprobs=[new]))
+    choices = [chunk["choices"][0] for chunk in parse(data)]
+    first = [choice for choice in choices if choice["index"] == 0]
+    assert [choice["text"] for choice in first] == ["ab", "", "c"]
+    joined = {
+        name: [item for choice in first for item in choice["logprobs"][name]]
+        for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+    }
+    assert joined == {
         "tokens": ["a", "b", "c"],
         "token_logprobs": [None, -2.0, -3.0],
         "top_logprobs": [None, {"b": -2.0}, {"c": -3.0}],
         "text_offset": [0, 1, 2],
     }
+    assert [choice["text"] for choice in choices if choice["index"] == 1] == ["ab", ""]
 
 
 # ---- log-probabilities ----

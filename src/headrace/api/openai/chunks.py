@@ -18,7 +18,7 @@ from headrace.api.openai.responses import (
 )
 from headrace.engine.sampling import mix64
 from headrace.gateway.streams import StreamEvent
-from headrace.worker.frames import Delta, Finished, PromptLogprobs, TokenLogprob
+from headrace.worker.frames import Delta, Finished, PromptLogprobs
 
 DONE = b"data: [DONE]\n\n"
 COMMENT = b": keep-alive\n\n"
@@ -177,7 +177,7 @@ class CompletionChunks:
         shape: StreamShape,
         *,
         echo: Sequence[str] | None = None,
-        tokens: Sequence[Sequence[tuple[str, bytes]]] | None = None,
+        firsts: Sequence[tuple[str, bytes]] = (),
         num_logprobs: int | None = None,
     ) -> None:
         head = shape.head("text_completion")
@@ -190,8 +190,7 @@ class CompletionChunks:
             self._logprobs = [CompletionLogprobs(num_logprobs) for _ in range(total)]
         self._echo = echo
         self._echoed = [echo is None] * total
-        self._tokens = tokens
-        self._prompt_entries: dict[int, list[TokenLogprob | None]] = {}
+        self._firsts = firsts
 
     def encode(self, part: int, event: StreamEvent) -> bytes:
         """See ChunkEncoder."""
@@ -199,8 +198,7 @@ class CompletionChunks:
             self._tail.finished(event)
             return b""
         if isinstance(event, PromptLogprobs):
-            self._prompt_entries.setdefault(part, []).extend(event.entries)
-            return b""
+            return self._prompt_chunks(part, event)
         if not isinstance(event, Delta):
             return b""
         self._tail.note(part, event)
@@ -208,21 +206,35 @@ class CompletionChunks:
         logprobs = None if self._logprobs is None else self._logprobs[i]
         text = event.text
         if not self._echoed[i]:
-            self._echoed[i] = True
-            text = self._echo_into(part, logprobs) + text
+            text = self._take_echo(i, part) + text
         if logprobs is not None:
             for entry in event.logprobs or ():
                 logprobs.add(entry)
         return self._chunk(i, event, text, logprobs)
 
-    def _echo_into(self, part: int, logprobs: CompletionLogprobs | None) -> str:
-        """The prompt's text; its tokens go into `logprobs`."""
-        assert self._echo is not None
-        if logprobs is not None and self._tokens is not None:
-            entries = self._prompt_entries.get(part, [])
-            for at, token in enumerate(self._tokens[part]):
-                logprobs.add(entries[at] if at < len(entries) else None, token)
+    def _take_echo(self, i: int, part: int) -> str:
+        """The prompt's text, once for each choice."""
+        if self._echoed[i] or self._echo is None:
+            return ""
+        self._echoed[i] = True
         return self._echo[part]
+
+    def _prompt_chunks(self, part: int, event: PromptLogprobs) -> bytes:
+        """Log-probabilities of the prompt are sent as they come: of a long one they are too many to
+        keep. The first chunk has all of its text."""
+        if self._echo is None or self._logprobs is None:
+            return b""
+        out = []
+        num = self._shape.num_choices
+        for i in range(part * num, part * num + num):
+            logprobs = self._logprobs[i]
+            for entry in event.entries:
+                logprobs.add(entry, self._firsts[part])
+            out += [self._text[i], _encode(self._take_echo(i, part)), b',"logprobs":']
+            out += [logprobs.take(), b',"finish_reason":null']
+            out += [b',"token_ids":[]' if self._shape.with_token_ids else b"", b"}]"]
+            out.append(self._tail.close())
+        return b"".join(out)
 
     def _chunk(self, i: int, event: Delta, text: str, logprobs: CompletionLogprobs | None) -> bytes:
         ids = self._shape.with_token_ids

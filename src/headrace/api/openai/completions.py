@@ -6,8 +6,9 @@ import msgspec
 
 from headrace.api.exchange import JSON_TYPE, Exchange
 from headrace.api.openai.chunks import CompletionChunks
+from headrace.api.openai.compact import EntryBudget
 from headrace.api.openai.gather import Gathered
-from headrace.api.openai.generate import Job, decode_body, prepare
+from headrace.api.openai.generate import Job, prepare
 from headrace.api.openai.params import completion_params
 from headrace.api.openai.prompts import Room, completion_prompts
 from headrace.api.openai.responses import (
@@ -23,32 +24,36 @@ from headrace.api.openai.types import CompletionRequest
 from headrace.engine.sampling import SamplingParams, mix64
 from headrace.gateway.streams import RequestStream
 from headrace.gateway.text import ModelText
-from headrace.text.base import Tokenizer
-from headrace.worker.frames import TokenLogprob
 
 _decoder = msgspec.json.Decoder(CompletionRequest)
 
 
 async def completions(exchange: Exchange) -> None:
     """Continue one prompt or several."""
-    body = await exchange.read_body()
-    await exchange.until_gone(_answer(exchange, body))
+    await exchange.read_body()
+    await exchange.until_gone(_answer(exchange))
 
 
-async def _answer(exchange: Exchange, body: bytes) -> None:
-    request, fields = await decode_body(exchange, body, _decoder)
-    job = await prepare(
-        exchange, request, fields, prefix="cmpl", make_params=completion_params, encode=_encode
+async def _answer(exchange: Exchange) -> None:
+    request, job = await prepare(
+        exchange, _decoder, prefix="cmpl", make_params=completion_params, encode=_encode
     )
-    exchange.release_body()
+    pool = exchange.gateway.pool
+    echo = None
+    if request.echo:
+        echo = await pool.run(lambda: _echo_texts(job, request))
+        request.prompt = ""
+    whole = None if request.stream else _Whole(job, request, echo)
     stream = job.service.submit(job.prompts, job.params)
     try:
-        if request.stream:
-            encoder = _chunks(job, request)
+        if whole is None:
+            encoder = _chunks(job, request, echo)
             await stream_response(exchange, stream, encoder, job.headers)
         else:
-            response = await _Whole(job, request).gather(stream)
-            data = msgspec.json.encode(response)
+            gathered = await whole.gather(stream)
+            data = await pool.run(
+                lambda: msgspec.json.encode(whole.response(gathered)), is_large=gathered.is_large
+            )
             await exchange.respond(data, headers=[JSON_TYPE, *job.headers])
     finally:
         exchange.note = job.note(stream)
@@ -71,45 +76,45 @@ def _echo_texts(job: Job, request: CompletionRequest) -> list[str]:
     return [job.text.tokenizer.decode(ids) for ids in job.prompts]
 
 
-def _shown(tokenizer: Tokenizer, ids: list[int]) -> list[tuple[str, bytes]]:
-    """Text and bytes of prompt tokens, for those that have no logprob."""
-    return [(tokenizer.token_text(token), tokenizer.decode_bytes(token)) for token in ids]
-
-
-def _chunks(job: Job, request: CompletionRequest) -> CompletionChunks:
+def _firsts(job: Job) -> list[tuple[str, bytes]]:
+    """Text and bytes of the first token of each prompt, which has no logprob."""
     tokenizer = job.text.tokenizer
-    with_logprobs = request.logprobs is not None
-    with_tokens = bool(request.echo) and with_logprobs
+    return [(tokenizer.token_text(ids[0]), tokenizer.decode_bytes(ids[0])) for ids in job.prompts]
+
+
+def _chunks(job: Job, request: CompletionRequest, echo: list[str] | None) -> CompletionChunks:
     return CompletionChunks(
         job.shape(request),
-        echo=_echo_texts(job, request) if request.echo else None,
-        tokens=[_shown(tokenizer, ids) for ids in job.prompts] if with_tokens else None,
+        echo=echo,
+        firsts=_firsts(job),
         num_logprobs=request.logprobs,
     )
 
 
 class _Whole:
-    """A response that is not streamed, while it is gathered."""
+    """A response that is not streamed."""
 
-    def __init__(self, job: Job, request: CompletionRequest) -> None:
+    def __init__(self, job: Job, request: CompletionRequest, echo: list[str] | None) -> None:
         self._job = job
         self._request = request
-        self._echo = _echo_texts(job, request) if request.echo else None
-        pairs = [(p, c) for p in range(len(job.prompts)) for c in range(job.params.n)]
-        num_top = request.logprobs
-        self._logprobs = (
-            None if num_top is None else {pair: CompletionLogprobs(num_top) for pair in pairs}
-        )
-        self._prompt: list[list[bytes]] = [[] for _ in job.prompts]
-        self._num_seen = [0] * len(job.prompts)
+        self._echo = echo
+        self._firsts = _firsts(job)
+        self._budget = EntryBudget()
+        if echo is not None and request.logprobs is not None:
+            # Choices share what is kept of the prompt, but each of them shows it.
+            num_shown = (job.params.n - 1) * (1 + request.logprobs)
+            self._budget.take(num_shown * sum(map(len, job.prompts)))
 
-    async def gather(self, stream: RequestStream) -> CompletionResponse:
+    async def gather(self, stream: RequestStream) -> Gathered:
         """Read the stream to its end."""
-        job, request, params = self._job, self._request, self._job.params
-        gathered = Gathered(
-            len(job.prompts), params.n, on_logprobs=self._on_logprobs, on_prompt=self._on_prompt
-        )
+        job = self._job
+        gathered = Gathered(len(job.prompts), job.params.n, job.text.tokenizer, self._budget)
         await gathered.collect(stream)
+        return gathered
+
+    def response(self, gathered: Gathered) -> CompletionResponse:
+        """The response, which may take long to make."""
+        job = self._job
         done = [gathered.done[p] for p in sorted(gathered.done)]
         return CompletionResponse(
             id=job.response_id,
@@ -118,40 +123,37 @@ class _Whole:
             system_fingerprint=job.ready.numerics_id,
             choices=[self._choice(gathered, part, c) for part, c in gathered.choices],
             usage=usage_of(done),
-            timings=timings_of(done) if request.timings else msgspec.UNSET,
+            timings=timings_of(done) if self._request.timings else msgspec.UNSET,
         )
 
-    def _on_logprobs(self, part: int, choice: int, entry: TokenLogprob) -> None:
-        if self._logprobs is not None:
-            self._logprobs[part, choice].add(entry)
-
-    def _on_prompt(self, part: int, entry: TokenLogprob | None) -> None:
-        at = self._num_seen[part]
-        self._num_seen[part] += 1
-        if self._request.prompt_logprobs is not None:
-            self._prompt[part].append(prompt_logprob(entry, self._request.prompt_logprobs))
-        if self._echo is not None and self._logprobs is not None:
-            token = self._job.prompts[part][at]
-            shown = _shown(self._job.text.tokenizer, [token])[0]
-            for choice in range(self._job.params.n):
-                self._logprobs[part, choice].add(entry, shown)
+    def _logprobs(self, gathered: Gathered, part: int, c: int) -> msgspec.Raw | None:
+        if self._request.logprobs is None:
+            return None
+        logprobs = CompletionLogprobs(self._request.logprobs)
+        for entry in gathered.prompts[part] if self._echo is not None else ():
+            logprobs.add(entry, self._firsts[part])
+        for entry in gathered.choices[part, c].logprobs:
+            logprobs.add(entry)
+        return msgspec.Raw(logprobs.take())
 
     def _choice(self, gathered: Gathered, part: int, c: int) -> CompletionChoice:
         job, request = self._job, self._request
         choice = gathered.choices[part, c]
         echo = "" if self._echo is None else self._echo[part]
-        logprobs = None if self._logprobs is None else self._logprobs[part, c].take()
         with_ids = bool(request.return_token_ids)
-        with_prompt = request.prompt_logprobs is not None
-        items = b"[" + b",".join(self._prompt[part]) + b"]"
+        num_prompt = request.prompt_logprobs
+        prompt: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+        if num_prompt is not None:
+            items = (prompt_logprob(entry, num_prompt) for entry in gathered.prompts[part])
+            prompt = msgspec.Raw(b"[" + b",".join(items) + b"]")
         return CompletionChoice(
             index=part * job.params.n + c,
             text=echo + choice.text,
-            logprobs=None if logprobs is None else msgspec.Raw(logprobs),
+            logprobs=self._logprobs(gathered, part, c),
             finish_reason=choice.finish_reason,
             stop_reason=choice.stop_reason,
             seed=mix64(job.params.seed or 0, c),
-            token_ids=choice.token_ids if with_ids else msgspec.UNSET,
+            token_ids=choice.token_ids.tolist() if with_ids else msgspec.UNSET,
             prompt_token_ids=job.prompts[part] if with_ids else msgspec.UNSET,
-            prompt_logprobs=msgspec.Raw(items) if with_prompt else msgspec.UNSET,
+            prompt_logprobs=prompt,
         )

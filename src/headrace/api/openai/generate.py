@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from headrace.api.exchange import Exchange
-from headrace.api.json_body import LARGE_BYTES, decode
+from headrace.api.json_body import decode
 from headrace.api.openai.chunks import StreamShape
 from headrace.api.openai.params import ignored_fields, ignored_header
 from headrace.api.openai.types import GenerationRequest
@@ -64,24 +64,29 @@ class Job:
 
 
 async def decode_body(
-    exchange: Exchange, body: bytes, decoder: msgspec.json.Decoder[T]
+    exchange: Exchange, decoder: msgspec.json.Decoder[T]
 ) -> tuple[T, dict[str, Any]]:
-    """Decode on the loop when it is quick, in a thread when it is not."""
-    if len(body) <= LARGE_BYTES:
-        return decode(body, decoder)
-    return await exchange.gateway.pool.run(lambda: decode(body, decoder), is_large=True)
+    """Decode the body on the loop when it is quick, in a thread when it is not."""
+    if not exchange.is_large:
+        return decode(exchange.take_body(), decoder)
+    return await exchange.gateway.pool.run(
+        lambda: decode(exchange.take_body(), decoder), is_large=True
+    )
 
 
 async def prepare(
     exchange: Exchange,
-    request: R,
-    fields: dict[str, Any],
+    decoder: msgspec.json.Decoder[R],
     *,
     prefix: str,
     make_params: Callable[[R], SamplingParams],
     encode: Callable[[ModelText, R, SamplingParams, int], list[list[int]]],
-) -> Job:
-    """Validate, find the model (hold while it loads), and tokenize in a thread."""
+) -> tuple[R, Job]:
+    """Decode and validate, find the model (hold while it loads), and tokenize in a thread.
+
+    Of a large body nothing is left after that: it may wait and run for long.
+    """
+    request, fields = await decode_body(exchange, decoder)
     gateway = exchange.gateway
     known = frozenset(type(request).__struct_fields__)
     ignored = ignored_fields(fields, known, strict=gateway.config.strict_fields)
@@ -93,7 +98,9 @@ async def prepare(
     prompts = await gateway.pool.run(
         lambda: encode(text, request, params, ready.max_model_len), is_large=exchange.is_large
     )
-    return Job(
+    request.forget_unread()
+    exchange.release_body()
+    return request, Job(
         service=service,
         text=text,
         ready=ready,

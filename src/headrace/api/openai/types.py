@@ -70,6 +70,11 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     prompt_cache_retention: str | None = None
     service_tier: Literal["auto", "default"] | None = None
 
+    def forget_unread(self) -> None:
+        """Drop what can be long and is not read once the prompts are tokenized."""
+        self.user = self.metadata = self.safety_identifier = None
+        self.prompt_cache_key = self.prompt_cache_retention = None
+
 
 class CompletionRequest(GenerationRequest, kw_only=True):
     """Body of POST /v1/completions. `prompt`: a text, texts, token ids, or lists of token ids."""
@@ -79,6 +84,12 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     echo: bool | None = None
     logprobs: NumLogprobs | None = None
+
+    def forget_unread(self) -> None:
+        """The prompt is read again when it is echoed."""
+        super().forget_unread()
+        if not self.echo:
+            self.prompt = ""
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
@@ -108,6 +119,11 @@ class ChatRequest(GenerationRequest, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: NumLogprobs | None = None
     add_generation_prompt: bool | None = None
+
+    def forget_unread(self) -> None:
+        """The messages are in the prompt."""
+        super().forget_unread()
+        self.messages = []
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
