@@ -114,6 +114,10 @@ class RequestStream:
             self.num_output += len(event.token_ids)
             self.has_output = True
             self._pending_bytes += _size(event)
+        elif isinstance(event, PromptLogprobs):
+            # Output, too: run once more, the request would give it a second time.
+            self.has_output = True
+            self._pending_bytes += _logprob_bytes(event.entries)
         elif isinstance(event, Finished):
             self._num_open -= 1
         elif isinstance(event, Failed):
@@ -149,10 +153,8 @@ def _wake(waiter: asyncio.Future[None]) -> None:
 
 def _size(event: Delta) -> int:
     size = _EVENT_BYTES + len(event.text) + 8 * len(event.token_ids)
-    if event.logprobs is not None:
-        size += _LOGPROB_BYTES * sum(_num_entries(entry) for entry in event.logprobs)
-    return size
+    return size if event.logprobs is None else size + _logprob_bytes(event.logprobs)
 
 
-def _num_entries(entry: TokenLogprob) -> int:
-    return 1 + len(entry.top)
+def _logprob_bytes(entries: Sequence[TokenLogprob | None]) -> int:
+    return _LOGPROB_BYTES * sum(1 if entry is None else 1 + len(entry.top) for entry in entries)

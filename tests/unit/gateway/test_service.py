@@ -19,7 +19,16 @@ from headrace.gateway.service import ModelService
 from headrace.gateway.streams import RequestStream
 from headrace.gateway.supervisor import State, Supervisor
 from headrace.observe.metrics import Metrics, ModelMetrics
-from headrace.worker.frames import Cancel, Delta, Failed, Finished, Submit, ToGateway, ToWorker
+from headrace.worker.frames import (
+    Cancel,
+    Delta,
+    Failed,
+    Finished,
+    PromptLogprobs,
+    Submit,
+    ToGateway,
+    ToWorker,
+)
 from tests.support.fake_text import load_fake_text
 from tests.support.scripted_worker import READY, delta, finished, progress
 
@@ -174,10 +183,12 @@ async def test_a_reader_that_falls_behind_is_cut() -> None:
     rig.check_idle()
 
 
-async def test_after_a_death_streams_with_output_end(rig: Rig) -> None:
+@pytest.mark.parametrize("is_prompt", [False, True])
+async def test_after_a_death_streams_with_output_end(rig: Rig, is_prompt: bool) -> None:
     stream = rig.submit([1])
     (a,) = rig.supervisor.submitted
-    rig.service.on_frames([delta(a, "A")])
+    prompt = PromptLogprobs(request_id=a, start=0, entries=[None])
+    rig.service.on_frames([prompt if is_prompt else delta(a, "A")])
     rig.die()
     failure = await failure_of(stream)
     assert (failure.status, failure.code) == (503, "engine_dead")

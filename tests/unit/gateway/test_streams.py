@@ -6,7 +6,7 @@ import asyncio
 
 from headrace.engine.sampling import SamplingParams
 from headrace.gateway.streams import Part, RequestStream
-from headrace.worker.frames import Failed, TokenLogprob
+from headrace.worker.frames import Failed, PromptLogprobs, TokenLogprob
 from tests.support.scripted_worker import delta, finished
 
 FAILED = Failed(request_id="r", message="no", status=500)
@@ -85,6 +85,8 @@ async def test_bytes_that_wait_are_counted() -> None:
     assert behind(stream)
     await stream.take(9)
     assert not behind(stream)
+    stream.push(0, PromptLogprobs(request_id="r0", start=0, entries=[None, entry, entry]))
+    assert behind(stream)
 
 
 def test_close_goes_to_the_owner() -> None:
