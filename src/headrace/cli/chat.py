@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from headrace.cli import options
 from headrace.cli.console import dim, say
+from headrace.cli.params import Parser, integer, number
 from headrace.errors import HeadraceError
 
 if TYPE_CHECKING:
@@ -29,13 +30,13 @@ HELP = '''
   /exit           leave (or Ctrl-D)
   Ctrl-C          stop the answer'''
 
-_NUMBERS: dict[str, Callable[[str], float | int]] = {
-    "temperature": float,
-    "top_p": float,
-    "top_k": int,
-    "min_p": float,
-    "max_tokens": int,
-    "seed": int,
+_NUMBERS: dict[str, Parser] = {
+    "temperature": number(0, 100),
+    "top_p": number(0, 1),
+    "top_k": integer(0),
+    "min_p": number(0, 1),
+    "max_tokens": integer(1),
+    "seed": options.ANY_INTEGER,
 }
 
 
@@ -123,15 +124,18 @@ def chat(
 
             say(dim(f"{model}; /help lists the commands."))
         with Interrupts() as interrupts:
-            for message in messages(interrupts):
-                if not message.startswith("/"):
+            for message, is_command in messages(interrupts):
+                if not is_command:
                     turn(llm, talk, message, interrupts)
                 elif not command(talk, message):
                     return
 
 
-def messages(interrupts: Interrupts) -> Iterator[str]:
-    """Messages and commands as they are typed, until the end of the input."""
+def messages(interrupts: Interrupts) -> Iterator[tuple[str, bool]]:
+    """What is typed until the end of the input, and whether it is a command.
+
+    A slash within triple quotes is the text's own.
+    """
     lines: list[str] | None = None  # of a message between two triple quotes
     while True:
         try:
@@ -149,15 +153,15 @@ def messages(interrupts: Interrupts) -> Iterator[str]:
             if end:
                 message, lines = "\n".join(lines).strip(), None
                 if message:
-                    yield message
+                    yield message, False
         elif line.lstrip().startswith('"""'):
             rest = line.lstrip().removeprefix('"""')
-            if rest.rstrip().endswith('"""'):
-                yield rest.rstrip().removesuffix('"""').strip()
-            else:
+            if not rest.rstrip().endswith('"""'):
                 lines = [rest]
+            elif message := rest.rstrip().removesuffix('"""').strip():
+                yield message, False
         elif line.strip():
-            yield line.strip()
+            yield line.strip(), line.strip().startswith("/")
 
 
 def command(talk: Conversation, line: str) -> bool:
@@ -196,8 +200,8 @@ def _set(talk: Conversation, arguments: list[str]) -> None:
     else:
         try:
             talk.settings[name] = _NUMBERS[name](value)
-        except ValueError:
-            say(f"{name} must be a number, not {value!r}.")
+        except ValueError as error:
+            say(f"{name}: {error}")
             return
     say(dim(f"{name} = {value or 'default'}"))
 

@@ -122,6 +122,8 @@ def _cache() -> Finding:
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(existing).free
     value = f"{folder}, {human_bytes(free)} free"
+    if not existing.is_dir():
+        return Finding("cache", "bad", value, f"{existing} is no folder; set HEADRACE_CACHE.")
     if not os.access(existing, os.W_OK):
         return Finding("cache", "bad", value, "Not writable; set HEADRACE_CACHE.")
     if free < LOW_DISK_BYTES:

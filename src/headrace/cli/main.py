@@ -45,8 +45,8 @@ def main() -> NoReturn:
         _drop_output()
         if _debug():
             raise
-        where = "" if error.filename is None else f" {os.fsdecode(error.filename)}"
-        fail(f"The system refused{where}: {error.strerror or error}.")
+        where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+        fail(f"{where}{error.strerror or error}.")
     sys.exit(0)
 
 

@@ -143,8 +143,12 @@ def _opened(model: str) -> dict[str, str | int]:
 
 def rm(model: options.Model, yes: Yes = False) -> None:
     """Remove a model from the cache. Files elsewhere are never touched."""
+    from headrace.errors import ModelNotFoundError
+    from headrace.weights.pull import info as known
     from headrace.weights.pull import remove
 
+    if known(model).path is None:
+        raise ModelNotFoundError(f"The model {model[:100]!r} is not in the cache.")
     if not yes:
         typer.confirm(f"Remove {model} from the cache?", abort=True, err=True)
     say(f"Removed {model}: {human_bytes(remove(model))} freed.")

@@ -71,10 +71,10 @@ def curl_line(url: str, service: ModelService, with_key: bool) -> str:
 
 
 def python_snippet(url: str, service: ModelService, with_key: bool) -> str:
-    """The same with the openai package."""
+    """The same with the openai package, which headrace itself does not install."""
     has_template = service.text is not None and service.text.has_chat
     key = 'os.environ["HEADRACE_API_KEY"]' if with_key else '"none"'
-    head = "import os\n" if with_key else ""
+    head = "# pip install openai\n" + ("import os\n" if with_key else "")
     head += f'from openai import OpenAI\nclient = OpenAI(base_url="{url}/v1", api_key={key})\n'
     name = json.dumps(service.names[0])
     if has_template:

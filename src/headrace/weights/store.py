@@ -20,7 +20,7 @@ MARGIN_BYTES = 64 << 20  # Left free on the disk beside what a download needs.
 LOCK_STALL_S = 120.0
 _CHUNK_BYTES = 1 << 20
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-DISK_ERRNOS = _FULL | {errno.EACCES, errno.EPERM, errno.EROFS}
+DISK_ERRNOS = _FULL | {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR}
 
 
 class Progress(Protocol):

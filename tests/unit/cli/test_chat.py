@@ -41,6 +41,20 @@ def test_a_message_of_several_lines(cli: Cli, tiny_model: Path) -> None:
             assert output == expected + "\n"
 
 
+def test_a_slash_in_quotes_is_text_and_nothing_in_quotes_is_nothing(
+    cli: Cli, tiny_model: Path
+) -> None:
+    script = '"""/exit\n"""\n"""/exit"""\n""""""\n"""\n \n"""\n'
+    result = cli("chat", tiny_model, "--max-tokens", 6, "--temperature", 0, stdin=script)
+    assert (result.returncode, result.stderr) == (0, "")
+    with LLM(tiny_model, kv_cache_bytes=1 << 24) as llm:
+        params = SamplingParams(max_tokens=6, temperature=0.0)
+        talk = [{"role": "user", "content": "/exit"}]
+        first = llm.chat(talk, params).text
+        talk += [{"role": "assistant", "content": first}, {"role": "user", "content": "/exit"}]
+        assert result.stdout == f"{first}\n{llm.chat(talk, params).text}\n"
+
+
 def test_a_base_model_cannot_chat(cli: Cli, base_model: Path) -> None:
     result = cli("chat", base_model, stdin="hello\n")
     assert result.returncode == 1
@@ -65,6 +79,8 @@ def test_an_error_ends_the_turn_not_the_chat(cli: Cli, tiny_model: Path) -> None
         (["/set system x", "/set system"], {}, None),
         (["/set seed many"], {}, None),
         (["/set colour red"], {}, None),
+        (["/set temperature 5000", "/set temperature nan", "/set temperature -1"], {}, None),
+        (["/set top_p 1.1", "/set min_p -1", "/set max_tokens 0", "/set top_k 1.5"], {}, None),
     ],
 )
 def test_set(lines: list[str], settings: dict[str, float], system: str | None) -> None:

@@ -124,7 +124,7 @@ def test_a_full_disk_is_one_sentence(words: list[str], tmp_path: Path) -> None:
             env=environment(tmp_path),
         )
     assert result.returncode == 1
-    assert result.stderr == "headrace: The system refused: No space left on device.\n"
+    assert result.stderr == "headrace: No space left on device.\n"
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,23 @@ def test_doctor_names_what_is_wrong(cli: Cli) -> None:
     assert "bad   native" in result.stdout
 
 
+def test_a_file_is_no_cache(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"")
+    result = cli("doctor", HEADRACE_CACHE=str(file))
+    assert result.returncode == 1
+    assert "is no folder; set HEADRACE_CACHE" in result.stdout
+    result = cli("pull", "smollm2:135m", HEADRACE_CACHE=str(file))
+    assert (result.returncode, result.stdout) == (1, "")
+    assert "Not a directory; set HEADRACE_CACHE" in result.stderr
+
+
+def test_removing_what_is_not_here_does_not_ask(cli: Cli) -> None:
+    result = cli("models", "rm", "smollm2:135m")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr == "headrace: The model 'smollm2:135m' is not in the cache.\n"
+
+
 def test_a_path_is_served_under_its_stem_never_as_a_path(tmp_path: Path, tiny_model: Path) -> None:
     spec = find_model(str(tiny_model))
     assert (spec.name, spec.path) == ("tiny", tiny_model)
