@@ -139,6 +139,17 @@ def test_unknown_fields_are_named_and_logged_once(caplog: pytest.LogCaptureFixtu
     assert caught.value.param == "zz-unit-a"
 
 
+def test_unknown_fields_inside_others_are_named() -> None:
+    said = {"role": "assistant", "audio": None, "annotations": [], "citations": ["a"]}
+    fields = {"messages": [{"role": "user"}, said, said], "stream_options": {"include_usge": True}}
+    known = frozenset({"messages", "stream_options"})
+    found = ["messages.citations", "stream_options.include_usge"]
+    assert ignored_fields(fields, known, strict=False) == found
+    with pytest.raises(RequestError) as caught:
+        ignored_fields(fields, known, strict=True)
+    assert caught.value.param == found[0]
+
+
 @given(st.lists(st.text(max_size=300), max_size=30))
 def test_any_name_fits_into_a_header(names: list[str]) -> None:
     fields = dict.fromkeys(set(names) - set(UNSUPPORTED), 1)

@@ -10,9 +10,11 @@ from typing import Any
 from headrace.api.errors import clip
 from headrace.api.openai.types import (
     UNSUPPORTED,
+    ChatMessage,
     ChatRequest,
     CompletionRequest,
     GenerationRequest,
+    StreamOptions,
 )
 from headrace.engine.sampling import SamplingParams
 from headrace.errors import RequestError
@@ -43,6 +45,7 @@ def ignored_fields(
             raise RequestError(
                 f"{name} is not supported by this server.", param=name, code="unsupported_parameter"
             )
+    unknown += _unknown_within(fields)
     unknown.sort()
     if unknown and strict:
         raise RequestError(
@@ -50,6 +53,18 @@ def ignored_fields(
         )
     _log_once(unknown)
     return unknown
+
+
+def _unknown_within(fields: Mapping[str, object]) -> set[str]:
+    """Fields that say something inside `stream_options` and `messages`, as `messages.name`."""
+    found: set[str] = set()
+    for outer, struct in (("stream_options", StreamOptions), ("messages", ChatMessage)):
+        value, known = fields.get(outer), frozenset(struct.__struct_fields__)
+        for item in value if isinstance(value, list) else [value]:
+            if isinstance(item, dict):
+                names = [n for n in item.keys() - known if item[n] not in (None, [], {})]
+                found.update(f"{outer}.{clip(name, 100)}" for name in names)
+    return found
 
 
 def _log_once(names: list[str]) -> None:
