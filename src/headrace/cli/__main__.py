@@ -1,6 +1,11 @@
 """`python -m headrace.cli`, which the `headrace` script of a checkout runs."""
 
-from headrace.cli.main import main
+import sys
 
 if __name__ == "__main__":
-    main()
+    try:
+        from headrace.cli.main import main
+
+        main()
+    except KeyboardInterrupt:  # while the modules were read
+        sys.exit(130)

@@ -68,6 +68,9 @@ class LocalServer:
             "server": ("127.0.0.1", 0),
         }
         await self._app(scope, answer.receive, answer.send)
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():  # the application ends early, but quietly
+            raise asyncio.CancelledError
         return answer.status, answer.retry_after_s, bytes(answer.body)
 
 

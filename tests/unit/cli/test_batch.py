@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import subprocess
+import sys
+import time
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -18,7 +22,7 @@ from headrace.cli.batch_file import (
     read_input,
 )
 from headrace.errors import HeadraceError
-from tests.unit.cli.conftest import Cli
+from tests.unit.cli.conftest import Cli, environment
 
 COMPLETIONS = "/v1/completions"
 
@@ -224,6 +228,34 @@ def test_the_verb_answers_resumes_and_agrees_with_itself(
     choices = [{k: v["body"].get("choices") for k, v in a.items()} for a in (whole, resumed)]
     assert choices[0] == choices[1]
     assert "All 7 requests are answered" in cli("batch", in_path, out_path, *words).stderr
+
+
+def test_an_interrupted_batch_is_silent_and_resumes(
+    cli: Cli, tmp_path: Path, tiny_model: Path
+) -> None:
+    bodies = [{"prompt": f"hello {i}", "max_tokens": 400, "ignore_eos": True} for i in range(40)]
+    in_path = write(tmp_path / "in.jsonl", *(line(str(i), **b) for i, b in enumerate(bodies)))
+    out_path = tmp_path / "out.jsonl"
+    words = ("batch", in_path, out_path, "--model", tiny_model, "--max-num-seqs", 1)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "headrace.cli", *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(tmp_path),
+        start_new_session=True,
+    )
+    deadline_s = time.monotonic() + 60
+    while not (out_path.exists() and out_path.stat().st_size):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.005)
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=60)
+    assert (process.returncode, output) == (130, "")
+    assert all(text.endswith("requests answered.") for text in errors.splitlines())
+    assert 0 < len(answers(out_path)) < 40
+    assert cli(*words).returncode == 0
+    assert len(answers(out_path)) == 40
 
 
 def test_a_model_that_does_not_load_is_one_sentence(cli: Cli, tmp_path: Path) -> None:

@@ -168,6 +168,25 @@ def test_interrupt_at_the_prompt_of_a_chat_gives_up_the_line(
     process.communicate()
 
 
+def test_interrupt_while_modules_are_read_is_silent(tmp_path: Path) -> None:
+    code = (
+        "import runpy, sys\n"
+        "class Ctrl_C:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'headrace.cli.main': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Ctrl_C())\n"
+        "runpy.run_module('headrace.cli', run_name='__main__')"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(tmp_path),
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "")
+
+
 def test_interrupting_a_run(tmp_path: Path, tiny_model: Path) -> None:
     words = ["run", tiny_model, "x", "--max-tokens", "400", "--temperature", "1"]
     process = subprocess.Popen(
