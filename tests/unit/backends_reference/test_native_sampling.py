@@ -19,7 +19,7 @@ import pytest
 from headrace import _native
 from headrace.backends.base import RowResult, SamplingSpec, WantedRow
 from headrace.backends.cpu import CpuBackend
-from headrace.backends.reference.sampling import sample_row
+from headrace.backends.reference.sampling import gumbel_noise, sample_row
 from headrace.models.program import Buffer, Embed, Head, Program, RopeTable, Rows, SelectWanted
 from headrace.weights.base import DType
 from tests.support.make_model import MadeTensor, Shape
@@ -179,6 +179,33 @@ def test_every_alternative_is_reported(backend: CpuBackend) -> None:
     (got,) = _run(backend, [(3, WantedRow(0, spec))])
     _check(got, sample_row(ROWS[3], WantedRow(0, spec)))
     assert sum(math.exp(logprob) for _, logprob in got.top) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("temperature", [9.9e-6, 1e-5])
+def test_the_lowest_temperature_that_draws(backend: CpuBackend, temperature: float) -> None:
+    """Logits that differ by less than the noise at this temperature."""
+    near = NUM_USUAL - 1
+    tied = int(np.argmax(ROWS[near]))
+    spec = SamplingSpec(temperature=temperature, logit_bias=((tied, 1e-6),))
+    rows = [(near, WantedRow(0, replace(spec, seed=seed))) for seed in range(20)]
+    got = _run(backend, rows)
+    for (index, row), result in zip(rows, got, strict=True):
+        _check(result, sample_row(ROWS[index], row))
+    assert (len({result.token for result in got}) == 1) == (temperature < 1e-5)
+
+
+def test_noise_that_hardly_ever_occurs_still_wins(backend: CpuBackend) -> None:
+    """Positions whose winner stands so low that only rare noise lifts it to the top."""
+    wide = 12
+    spec, logits = SamplingSpec(seed=3), ROWS[wide].astype(np.float64)
+    rows = []
+    for position in range(4000):
+        noise = gumbel_noise(spec.seed, position, VOCAB)
+        if noise[np.argmax(logits + noise)] > 9:
+            rows.append((wide, WantedRow(0, spec, output_pos=position)))
+    assert len(rows) >= 5
+    for (index, row), got in zip(rows[:64], _run(backend, rows[:64]), strict=True):
+        _check(got, sample_row(ROWS[index], row))
 
 
 @pytest.mark.parametrize("top_p", [0.9, 1.0])
