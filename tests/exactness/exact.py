@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headrace import _native
 from headrace.backends.base import StepPlan, StepResult
 from headrace.backends.cpu import CpuBackend
 from headrace.backends.layout import KVLayout
@@ -25,6 +26,7 @@ from tests.support.engine_runs import Recorder, RequestRecord
 
 MAX_STEP_ROWS = 512
 KV_BYTES = 96 << 20
+FASTEST = _native.isas()[0]
 
 FACTORS: Mapping[str, tuple[object, ...]] = {
     "sampling": ("greedy", "sampled", "filtered", "penalized"),
@@ -32,7 +34,7 @@ FACTORS: Mapping[str, tuple[object, ...]] = {
     "chunk": (512, 64, 7),
     "pool": ("large", "tiny"),
     "threads": (1, 2, 3),
-    "isa": ("avx2", "scalar"),
+    "isa": tuple(_native.isas()),
 }
 
 _SAMPLING: Mapping[str, dict[str, object]] = {
@@ -135,7 +137,7 @@ class ExactModel:
         """The request alone, in one chunk, on two threads with the fastest table."""
         key = (sampling, index)
         if key not in self._references:
-            engine = self.engine(self.backend("avx2", 2), chunk=MAX_STEP_ROWS)
+            engine = self.engine(self.backend(FASTEST, 2), chunk=MAX_STEP_ROWS)
             self._references[key] = run_together(engine, self, sampling, [index])[index]
         return self._references[key]
 

@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 from headrace.engine.sampling import mix64
-from tests.exactness.exact import FACTORS, MAX_STEP_ROWS, ExactModel, check_row, run_together
+from tests.exactness.exact import (
+    FACTORS,
+    FASTEST,
+    MAX_STEP_ROWS,
+    ExactModel,
+    check_row,
+    run_together,
+)
 from tests.support.cover import Row, full_product, pairwise_cover
 from tests.support.engine_runs import Recorder
 
@@ -42,7 +49,7 @@ def test_whole_product(model: ExactModel, row: Row) -> None:
 
 
 def test_choices_equal_their_seeds_alone(model: ExactModel) -> None:
-    engine = model.engine(model.backend("avx2", 2), chunk=MAX_STEP_ROWS)
+    engine = model.engine(model.backend(FASTEST, 2), chunk=MAX_STEP_ROWS)
     prompt, params = model.prompt(0), model.params("sampled", 0, n=3)
     recorder = Recorder()
     engine.add("n", prompt, params)
@@ -61,7 +68,7 @@ def test_a_long_prompt_crosses_splits(model: ExactModel) -> None:
     prompts = {n: [500 + (i * 7919) % 20000 for i in range(n)] for n in (255, 256, 257, 530)}
     params = model.params("greedy", 0, max_tokens=4, prompt_logprobs=1)
     alone = {}
-    backend = model.backend("avx2", 2)
+    backend = model.backend(FASTEST, 2)
     for n, prompt in prompts.items():
         engine = model.engine(backend, chunk=MAX_STEP_ROWS)
         engine.add("r", prompt, params)
@@ -81,7 +88,7 @@ def test_a_long_prompt_crosses_splits(model: ExactModel) -> None:
 
 def test_requests_of_all_kinds_share_a_batch(model: ExactModel) -> None:
     """Greedy, sampled, filtered and penalized requests beside each other equal themselves alone."""
-    engine = model.engine(model.backend("avx2", 2), chunk=64)
+    engine = model.engine(model.backend(FASTEST, 2), chunk=64)
     recorder = Recorder()
     kinds = ("greedy", "sampled", "filtered", "penalized")
     for index, kind in enumerate(kinds):
@@ -92,6 +99,6 @@ def test_requests_of_all_kinds_share_a_batch(model: ExactModel) -> None:
         assert (
             recorder.requests[kind]
             == run_together(
-                model.engine(model.backend("avx2", 2), chunk=512), model, kind, [index]
+                model.engine(model.backend(FASTEST, 2), chunk=512), model, kind, [index]
             )[index]
         )

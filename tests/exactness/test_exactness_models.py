@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.exactness.exact import FACTORS, ExactModel, check_row, check_scalar
+from tests.exactness.exact import FACTORS, FASTEST, ExactModel, check_row, check_scalar
 from tests.support.cover import Row, full_product, pairwise_cover
 
-FAST = {**FACTORS, "isa": ("avx2",)}
+FAST = {**FACTORS, "isa": (FASTEST,)}
 COVER = pairwise_cover(FAST, seed=2)
 PRODUCT = [row for row in full_product(FACTORS) if row not in COVER]
 
