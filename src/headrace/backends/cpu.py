@@ -23,6 +23,7 @@ SPLIT_LEN = 256
 
 _MAX_CACHED_SPECS = 4096
 _MAX_BLOCKS = 1 << 30
+_MAX_STEP_ROWS = 1 << 16
 
 
 class CpuBackend:
@@ -69,6 +70,10 @@ class CpuBackend:
             isa = _chosen_isa(isa)
         except ValueError as error:
             raise ResourceError(f"{error}.") from error
+        if not 1 <= max_step_rows <= _MAX_STEP_ROWS:
+            raise ResourceError(
+                f"A step of {max_step_rows} tokens is asked for; it may have 1 to {_MAX_STEP_ROWS}."
+            )
         layout = make_layout(program.kv_windows, program.num_kv_heads, program.head_dim)
         num_blocks = _num_blocks(source.name, kv_bytes, layout)
         weights = pack_weights(source, program, pool, isa=isa, packing=packing)

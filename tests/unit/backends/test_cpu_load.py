@@ -235,6 +235,8 @@ def test_what_the_machine_lacks_is_a_resource_error(made: MadeModel) -> None:
         load(source, isa="sse9")
     with pytest.raises(ResourceError, match="threads must be between"):
         load(source, threads=5000)
+    with pytest.raises(ResourceError, match="A step of 70000 tokens"):
+        load(source, max_step_rows=70_000)
     with pytest.raises(ModelFormatError, match="use one of bf16, int8, int4"):
         load(source, packing="int3")
 
