@@ -215,10 +215,10 @@ def summarize(rows: Sequence[Row]) -> str:
 
 
 def windows_of(source: WeightSource, body: str, num_tokens: int, window: int) -> list[list[int]]:
-    """Whole windows of token ids, each begun with BOS where the model requires it."""
+    """Whole windows of token ids, each begun with BOS where the model's tokenizer adds it."""
     tokenizer = load_tokenizer(source.tokenizer, source.config.vocab_size)
     ids = tokenizer.encode(body, add_special=False)
-    bos = [tokenizer.bos_id] if source.config.requires_bos and tokenizer.bos_id is not None else []
+    bos = [tokenizer.bos_id] if tokenizer.add_bos and tokenizer.bos_id is not None else []
     step = window - len(bos)
     count = min(-(-num_tokens // window), len(ids) // step)
     return [[*bos, *ids[i * step : (i + 1) * step]] for i in range(count)]

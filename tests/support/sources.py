@@ -74,7 +74,6 @@ def model_config(shape: Shape, *, gguf: bool) -> ModelConfig:
         qk_norm=shape.family in ("qwen3", "gemma3"),
         post_norms=gemma,
         tied_head=shape.tied_head,
-        requires_bos=gemma,
     )
 
 

@@ -152,7 +152,6 @@ class ProgramBuilder:
             kv_windows=tuple(c.window if w else 0 for w in c.layer_is_window),
             num_kv_heads=c.num_kv_heads,
             head_dim=c.head_dim,
-            hidden_dim=c.hidden_dim,
             vocab_size=c.vocab_size,
         )
 

@@ -35,8 +35,8 @@ class ModelConfig:
     `family` is a key of `models.registry`: llama, qwen2, qwen3, gemma3. `layer_is_window[i]` says
     that layer i attends to the last `window` positions only (itself included); such layers use
     `rope_local` when it is given. `attn_scale` multiplies q.k. `activation` is "silu" or
-    "gelu_tanh". `tied_head`: logits use the embedding table. `requires_bos`: a prompt must start
-    with BOS. `max_model_len` is the context length of the file.
+    "gelu_tanh". `tied_head`: logits use the embedding table. `max_model_len` is the context length
+    of the file.
     """
 
     family: str
@@ -60,6 +60,5 @@ class ModelConfig:
     qk_norm: bool
     post_norms: bool
     tied_head: bool
-    requires_bos: bool
     logit_softcap: float = 0.0
     attn_softcap: float = 0.0

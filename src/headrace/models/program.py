@@ -170,7 +170,6 @@ class Program:
     kv_windows: tuple[int, ...]
     num_kv_heads: int
     head_dim: int
-    hidden_dim: int
     vocab_size: int
 
     @property

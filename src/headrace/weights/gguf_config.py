@@ -78,7 +78,6 @@ def _common(meta: Metadata, arch: str, tensors: Mapping[str, TensorInfo]) -> Mod
         qk_norm=False,
         post_norms=False,
         tied_head="output.weight" not in tensors,
-        requires_bos=False,
         logit_softcap=meta.number(f"{arch}.final_logit_softcapping", 0.0),
         attn_softcap=meta.number(f"{arch}.attn_logit_softcapping", 0.0),
     )
@@ -143,7 +142,6 @@ def _gemma3(meta: Metadata, tensors: Mapping[str, TensorInfo], config: ModelConf
         window=meta.integer("gemma3.attention.sliding_window"),
         qk_norm=True,
         post_norms=True,
-        requires_bos=True,
     )
 
 

@@ -82,7 +82,6 @@ def read_config(config: Fields, family: str, tensors: Mapping[str, TensorInfo]) 
         qk_norm=family in ("qwen3", "gemma3"),
         post_norms=family == "gemma3",
         tied_head=config.boolean("tie_word_embeddings", family == "gemma3"),
-        requires_bos=family == "gemma3",
     )
     return _FINISH[family](config, common)
 

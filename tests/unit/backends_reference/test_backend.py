@@ -150,7 +150,7 @@ def test_hidden_states_are_the_buffers_after_the_plan(source: MemorySource) -> N
     wanted = [WantedRow(1, GREEDY)]
     plan = run.maker.plan([(run.maker.sequence(), PROMPT[:3])], wanted)
     states = run.backend.hidden_states(plan, ["x", "w", "logits"])
-    assert np.array(states["x"]).shape == (3, run.backend.program.hidden_dim)
+    assert np.array(states["x"]).shape == (3, run.backend.program.width("x"))
     assert states["w"] == [states["x"][1]]
     assert len(states["logits"][0]) == run.backend.program.vocab_size
 

@@ -64,7 +64,7 @@ def _program() -> Program:
         Head(-1, 1, "w", "output.weight", 0.0),
     )
     buffers = (Buffer("x", VOCAB), Buffer("w", VOCAB, Rows.WANTED))
-    return Program(buffers, ops, (RopeTable((1.0,), False),), (0,), 1, 16, VOCAB, VOCAB)
+    return Program(buffers, ops, (RopeTable((1.0,), False),), (0,), 1, 16, VOCAB)
 
 
 def _backend(isa: str) -> CpuBackend:

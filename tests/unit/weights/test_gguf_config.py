@@ -62,7 +62,6 @@ def _base(family: str, **changes: Any) -> ModelConfig:
         qk_norm=False,
         post_norms=False,
         tied_head=True,
-        requires_bos=False,
     )
     return dataclasses.replace(config, **changes)
 
@@ -94,7 +93,6 @@ def test_gemma3(tmp_path: Path) -> None:
         window=8,
         qk_norm=True,
         post_norms=True,
-        requires_bos=True,
     )
 
 
@@ -115,7 +113,7 @@ def test_real_gemma3(gemma3_path: Path) -> None:
     config = _config(gemma3_path)
     pattern = "".join("w" if window else "G" for window in config.layer_is_window)
     assert pattern == "wwwwwGwwwwwGwwwwwG"
-    assert (config.window, config.requires_bos, config.head_dim) == (512, True, 256)
+    assert (config.window, config.head_dim) == (512, 256)
     assert (config.rope.theta, config.attn_scale) == (1_000_000.0, 1 / 16)
     assert config.rope_local == RopeConfig(theta=10_000.0, dim=256, interleaved=False)
     assert config.embed_scale == math.sqrt(640)
