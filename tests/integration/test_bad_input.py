@@ -301,3 +301,13 @@ async def test_a_large_body_delays_no_stream(server: Server) -> None:
         assert count == 100
         for done in posts:
             assert (await done).status == 400
+
+
+@pytest.mark.parametrize("fields", [{"echo": True, "logprobs": 20}, {"prompt_logprobs": 20}])
+def test_an_answer_of_too_many_logprobs_is_refused_before_it_runs(
+    server: Server, fields: dict[str, object]
+) -> None:
+    body = {"model": "fake", "prompt": [[97] * 2000] * 13, "max_tokens": 1, **fields}
+    error = refused(post(server, "/v1/completions", body))
+    assert error["param"] == "logprobs"
+    assert "+0 tokens" not in server.log.splitlines()[-1]

@@ -100,10 +100,13 @@ class _Whole:
         self._echo = echo
         self._firsts = _firsts(job)
         self._budget = EntryBudget()
-        if echo is not None and request.logprobs is not None:
-            # Choices share what is kept of the prompt, but each of them shows it.
-            num_shown = (job.params.n - 1) * (1 + request.logprobs)
-            self._budget.take(num_shown * sum(map(len, job.prompts)))
+        if job.params.prompt_logprobs is not None:
+            # What is known before anything runs is refused before anything runs.
+            num_kept = sum(map(len, job.prompts)) * (1 + job.params.prompt_logprobs)
+            EntryBudget().take(num_kept)
+            if echo is not None:
+                # Choices share what is kept of the prompt, but each of them shows it.
+                self._budget.take((job.params.n - 1) * num_kept)
 
     async def gather(self, stream: RequestStream) -> Gathered:
         """Read the stream to its end."""
