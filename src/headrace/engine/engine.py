@@ -124,7 +124,7 @@ class Engine:
     def _make_request(
         self, request_id: str, prompt: array[int], params: SamplingParams
     ) -> RequestState:
-        seed = secrets.randbits(63) if params.seed is None else params.seed & _MASK64
+        seed = secrets.randbits(53) if params.seed is None else params.seed & _MASK64
         stop_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             stop_ids |= self.tokenizer.eos_ids

@@ -21,14 +21,15 @@ _MASK64 = (1 << 64) - 1
 def mix64(seed: int, choice: int) -> int:
     """Seed of choice i: i = 0 keeps the seed, others are splitmix64 of seed + i * golden ratio.
 
-    (Steele, Lea, Flood 2014.) Returned per choice, so that n = 1 with it gives the same text.
+    (Steele, Lea, Flood 2014.) Returned per choice, so that n = 1 with it gives the same text;
+    53 bits of it, so that clients whose numbers are doubles can send it back unharmed.
     """
     if choice == 0:
         return seed
     z = (seed + choice * 0x9E3779B97F4A7C15) & _MASK64
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK64
-    return z ^ (z >> 31)
+    return (z ^ (z >> 31)) >> 11
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
