@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from headrace import _native
+from headrace.backends import cpu
 from headrace.backends.base import SamplingSpec, WantedRow
 from headrace.backends.cpu import CpuBackend
 from headrace.backends.layout import make_layout
@@ -158,6 +159,16 @@ def test_the_numerics_id_names_what_changes_bits(made: MadeModel, tmp_path: Path
     changed.header_digest = source.header_digest
     ids.add(load(changed).numerics_id)
     assert len(ids | {base.numerics_id}) == 6
+
+
+@pytest.mark.parametrize("number", ["KERNEL_REVISION", "SPLIT_LEN", "BLOCK_LEN"])
+def test_the_numerics_id_names_the_arithmetic(
+    made: MadeModel, monkeypatch: pytest.MonkeyPatch, number: str
+) -> None:
+    source = memory_source(made)
+    before = load(source).numerics_id
+    monkeypatch.setattr(cpu, number, getattr(cpu, number) + 1)
+    assert load(source).numerics_id != before
 
 
 def _swap(program: Program, index: int, **fields: object) -> Program:
