@@ -46,7 +46,3 @@ class ResourceError(HeadraceError):
 
 class TemplateError(RequestError):
     """The chat template raised, ran out of its limits, or attacked the sandbox."""
-
-
-class EngineDeadError(HeadraceError):
-    """The worker that ran this request is gone; the request did not finish."""
