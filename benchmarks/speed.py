@@ -120,6 +120,14 @@ def _ratio(rows: Sequence[Row], medians: dict[str, float]) -> str:
     return f"{ratio:.2f}x ({best})"
 
 
+def write_rows(path: Path, rows: Sequence[Row]) -> None:
+    """All rows so far, so that an interrupted run keeps its rounds."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["round", "point", "system", "seconds", "tokens"])
+        writer.writerows((r.round, r.point, r.system, r.seconds, r.tokens) for r in rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
@@ -131,20 +139,18 @@ def main() -> None:
     args = parser.parse_args()
     systems = start_systems(args)
     points = [p for p in args.points.split(",") if p]
+    for system in systems:  # warms up: pages, threads, caches
+        system.measure(POINTS[points[0]])
     rows: list[Row] = []
-    for number in range(-1, args.rounds):  # round -1 warms up
+    for number in range(args.rounds):
         for point in points:
             for system in systems:
                 seconds, tokens = system.measure(POINTS[point])
-                if number >= 0:
-                    rows.append(Row(number, point, system.name, seconds, tokens))
+                rows.append(Row(number, point, system.name, seconds, tokens))
+        if args.out is not None:
+            write_rows(args.out, rows)
     for system in systems:
         system.close()
-    if args.out is not None:
-        with args.out.open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(["round", "point", "system", "seconds", "tokens"])
-            writer.writerows((r.round, r.point, r.system, r.seconds, r.tokens) for r in rows)
     print(summarize(rows, [s.name for s in systems]))
 
 
