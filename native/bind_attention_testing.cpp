@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "attention/plan.h"
+#include "bind_testing.h"
 #include "common/table.h"
 #include "threads/fp_env.h"
 
@@ -26,10 +27,6 @@ namespace {
 using ItemNumbers = std::array<int64_t, 7>;
 // row, head, num_splits, first, stride
 using MergeNumbers = std::array<int64_t, 5>;
-
-void require(bool condition, const char* message) {
-  if (!condition) throw std::invalid_argument(message);
-}
 
 template <typename T>
 std::vector<T> copy_values(const nb::bytes& data) {

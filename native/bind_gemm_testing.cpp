@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "bind_testing.h"
 #include "common/table.h"
 #include "threads/fp_env.h"
 
@@ -19,16 +20,6 @@ namespace nb = nanobind;
 
 namespace headrace {
 namespace {
-
-const KernelTable& table_named(const std::string& isa) {
-  const KernelTable* table = choose_table(isa.c_str());
-  if (table == nullptr) throw std::invalid_argument("no kernel table " + isa);
-  return *table;
-}
-
-void require(bool condition, const char* message) {
-  if (!condition) throw std::invalid_argument(message);
-}
 
 DType checked_dtype(int32_t dtype) {
   for (const int32_t known : {0, 1, 2, 3, 6, 7, 8, 12, 13, 14, 30}) {

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "bind_testing.h"
 #include "common/math.h"
 #include "common/table.h"
 #include "threads/fp_env.h"
@@ -18,16 +19,6 @@ namespace nb = nanobind;
 
 namespace headrace {
 namespace {
-
-const KernelTable& table_named(const std::string& isa) {
-  const KernelTable* table = choose_table(isa.c_str());
-  if (table == nullptr) throw std::invalid_argument("no kernel table " + isa);
-  return *table;
-}
-
-void require(bool condition, const char* message) {
-  if (!condition) throw std::invalid_argument(message);
-}
 
 // Values copied from bytes, or `count` values of all bits set, and a guard of all bits set.
 template <typename T>

@@ -19,7 +19,7 @@ from tests.exactness.exact import (
     check_row,
     run_together,
 )
-from tests.support.cover import Row, full_product, pairwise_cover
+from tests.support.cover import Row, full_product, pairwise_cover, row_name
 from tests.support.engine_runs import Recorder
 
 COVER = pairwise_cover(FACTORS, seed=1)
@@ -33,17 +33,13 @@ def model(smollm2_path: Path) -> Iterator[ExactModel]:
     model.close()
 
 
-def _name(row: Row) -> str:
-    return "-".join(str(v) for v in row.values())
-
-
-@pytest.mark.parametrize("row", COVER, ids=_name)
+@pytest.mark.parametrize("row", COVER, ids=row_name)
 def test_pairwise_cover(model: ExactModel, row: Row) -> None:
     check_row(model, row)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("row", PRODUCT, ids=_name)
+@pytest.mark.parametrize("row", PRODUCT, ids=row_name)
 def test_whole_product(model: ExactModel, row: Row) -> None:
     check_row(model, row)
 

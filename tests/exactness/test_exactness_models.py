@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.exactness.exact import FACTORS, FASTEST, ExactModel, check_row, check_scalar
-from tests.support.cover import Row, full_product, pairwise_cover
+from tests.support.cover import Row, full_product, pairwise_cover, row_name
 
 FAST = {**FACTORS, "isa": (FASTEST,)}
 COVER = pairwise_cover(FAST, seed=2)
@@ -30,16 +30,12 @@ def qwen25(qwen25_path: Path) -> Iterator[ExactModel]:
     model.close()
 
 
-def _name(row: Row) -> str:
-    return "-".join(str(v) for v in row.values())
-
-
-@pytest.mark.parametrize("row", COVER, ids=_name)
+@pytest.mark.parametrize("row", COVER, ids=row_name)
 def test_gemma3_pairwise_cover(gemma3: ExactModel, row: Row) -> None:
     check_row(gemma3, row)
 
 
-@pytest.mark.parametrize("row", COVER, ids=_name)
+@pytest.mark.parametrize("row", COVER, ids=row_name)
 def test_qwen25_pairwise_cover(qwen25: ExactModel, row: Row) -> None:
     check_row(qwen25, row)
 
@@ -53,12 +49,12 @@ def test_qwen25_scalar_table(qwen25_path: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("row", PRODUCT, ids=_name)
+@pytest.mark.parametrize("row", PRODUCT, ids=row_name)
 def test_gemma3_whole_product(gemma3: ExactModel, row: Row) -> None:
     check_row(gemma3, row)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("row", PRODUCT, ids=_name)
+@pytest.mark.parametrize("row", PRODUCT, ids=row_name)
 def test_qwen25_whole_product(qwen25: ExactModel, row: Row) -> None:
     check_row(qwen25, row)

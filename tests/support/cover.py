@@ -9,6 +9,11 @@ from collections.abc import Mapping, Sequence
 Row = dict[str, object]
 
 
+def row_name(row: Row) -> str:
+    """The levels of a row, as a test id."""
+    return "-".join(str(v) for v in row.values())
+
+
 def full_product(factors: Mapping[str, Sequence[object]]) -> list[Row]:
     """Every combination."""
     names = list(factors)

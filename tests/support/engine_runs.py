@@ -115,3 +115,18 @@ def run_alone(
         recorder.take(engine.step())
     engine.check()
     return recorder.requests["alone"]
+
+
+def check_preempted(params: SamplingParams) -> None:
+    """Four requests in too small a pool are preempted, and each gets what it gets alone."""
+    engine = fake_engine(10, max_num_seqs=4)
+    prompts = [[10 + i] * 20 for i in range(4)]
+    for i, prompt in enumerate(prompts):
+        engine.add(f"r{i}", prompt, params)
+    recorder = Recorder()
+    while engine.has_work():
+        recorder.take(engine.step())
+        engine.check()
+    assert recorder.num_preemptions > 0
+    for i, prompt in enumerate(prompts):
+        assert recorder.requests[f"r{i}"] == run_alone(prompt, params)

@@ -180,8 +180,8 @@ class Engine:
     def step(self) -> list[Event]:
         """Plan, run, commit. Events of one request come in order."""
         started = self._clock()
-        self._apply(self._decide())
-        built = build_step(len(self._layout.groups), self._scheduled)
+        scheduled = self._apply(self._decide())
+        built = build_step(len(self._layout.groups), scheduled)
         try:
             result = self.backend.collect(self.backend.submit(built.plan))
         except BaseException:
@@ -228,8 +228,8 @@ class Engine:
             num_choices=1 + seq.to_fork,
         )
 
-    def _apply(self, decision: Decision) -> None:
-        """Free the preempted, admit, and grow the tables of what runs."""
+    def _apply(self, decision: Decision) -> list[tuple[SequenceState, int]]:
+        """Free the preempted, admit, grow the tables of what runs; the rows of each sequence."""
         for key in decision.preempted:
             self._preempt(self._running.pop(key))
         for key in decision.admitted:
@@ -238,14 +238,15 @@ class Engine:
             self._running[key] = seq
             if seq.request.started_s is None:
                 seq.request.started_s = self._clock()
-        self._scheduled: list[tuple[SequenceState, int]] = []
+        scheduled: list[tuple[SequenceState, int]] = []
         for rows in decision.rows:
             seq = self._running[rows.key]
             if not seq.tables.grow(seq.computed + rows.num_rows):
                 raise RuntimeError("the scheduler planned more blocks than are free")
-            self._scheduled.append((seq, rows.num_rows))
-        if not self._scheduled:
+            scheduled.append((seq, rows.num_rows))
+        if not scheduled:
             raise RuntimeError("the scheduler planned an empty step although there is work")
+        return scheduled
 
     def _preempt(self, seq: SequenceState) -> None:
         """Free a sequence's blocks; it waits in front and recomputes its KV later."""

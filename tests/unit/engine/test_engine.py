@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headrace.engine.sampling import SamplingParams, mix64
 from headrace.errors import OverloadedError, RequestError
-from tests.support.engine_runs import Recorder, fake_engine, run_alone
+from tests.support.engine_runs import Recorder, check_preempted, fake_engine, run_alone
 
 WINDOWS = [(0,), (0, 20), (0, 20, 20, 20)]
 
@@ -87,18 +87,7 @@ def test_random_loads_change_no_output_and_lose_no_block(
 
 
 def test_a_small_pool_preempts_and_the_output_stays() -> None:
-    params = SamplingParams(max_tokens=60, seed=3, ignore_eos=True, logprobs=1)
-    engine = fake_engine(10, max_num_seqs=4)
-    prompts = [[10 + i] * 20 for i in range(4)]
-    for i, prompt in enumerate(prompts):
-        engine.add(f"r{i}", prompt, params)
-    recorder = Recorder()
-    while engine.has_work():
-        recorder.take(engine.step())
-        engine.check()
-    assert recorder.num_preemptions > 0
-    for i, prompt in enumerate(prompts):
-        assert recorder.requests[f"r{i}"] == run_alone(prompt, params)
+    check_preempted(SamplingParams(max_tokens=60, seed=3, ignore_eos=True, logprobs=1))
 
 
 @pytest.mark.parametrize("prompt_len", [1, 15, 16, 17, 32])

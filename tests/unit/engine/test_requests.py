@@ -6,7 +6,7 @@ import pytest
 
 from headrace.backends.base import StepPlan, WantedRow
 from headrace.engine.sampling import SamplingParams, mix64
-from tests.support.engine_runs import Recorder, fake_engine, run_alone
+from tests.support.engine_runs import check_preempted, fake_engine, run_alone
 
 PROMPT = [10, 11, 12]
 
@@ -89,15 +89,4 @@ def test_a_stop_string_cuts_the_text_where_it_begins(min_tokens: int) -> None:
 
 
 def test_prompt_logprobs_come_once_whatever_is_recomputed() -> None:
-    params = SamplingParams(max_tokens=60, seed=3, ignore_eos=True, prompt_logprobs=1)
-    engine = fake_engine(10, max_num_seqs=4)
-    prompts = [[10 + i] * 20 for i in range(4)]
-    for i, prompt in enumerate(prompts):
-        engine.add(f"r{i}", prompt, params)
-    recorder = Recorder()
-    while engine.has_work():
-        recorder.take(engine.step())
-        engine.check()
-    assert recorder.num_preemptions > 0
-    for i, prompt in enumerate(prompts):
-        assert recorder.requests[f"r{i}"] == run_alone(prompt, params)
+    check_preempted(SamplingParams(max_tokens=60, seed=3, ignore_eos=True, prompt_logprobs=1))
