@@ -26,11 +26,8 @@ void bind_threads_testing(nb::module_& testing);
 namespace {
 
 std::vector<std::string> isas() {
-  std::vector<std::string> names;
-  for (const char* name : {"avx2", "scalar"}) {
-    if (choose_table(name) != nullptr) names.emplace_back(name);
-  }
-  return names;
+  const std::vector<const char*> names = supported_tables();
+  return {names.begin(), names.end()};
 }
 
 std::string isa() {

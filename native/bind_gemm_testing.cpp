@@ -98,7 +98,8 @@ nb::bytes unpack(const std::string& isa, int32_t dtype, const nb::bytes& packed,
   require(row >= 0 && row < n, "row is outside the matrix");
   const Buffer data = aligned_copy(packed);
   std::vector<float> out(k);
-  table_named(isa).unpack_row({shape.dtype, n, k, shape.tile_bytes, data.get()}, row, out.data());
+  const PackedMatrix w{shape.dtype, act_kind(shape.dtype), n, k, shape.tile_bytes, data.get()};
+  table_named(isa).unpack_row(w, row, out.data());
   return to_bytes(out.data(), out.size() * sizeof(float));
 }
 
@@ -109,7 +110,10 @@ Buffer quantize_source(const KernelTable& table, ActKind kind, const nb::bytes& 
   require(x.size() == static_cast<size_t>(rows) * k * sizeof(float), "x has another size");
   Buffer act = aligned_buffer(act_row_bytes(kind, k) * rows);
   const Buffer floats = aligned_copy(x);
-  table.quantize_rows(kind, reinterpret_cast<const float*>(floats.get()), k, rows, k, act.get());
+  const size_t row_bytes = act_row_bytes(kind, k);
+  std::memset(act.get(), 0, row_bytes * rows);
+  table.quantize_rows(kind, reinterpret_cast<const float*>(floats.get()), k, rows, k, act.get(),
+                      row_bytes);
   return act;
 }
 
@@ -136,9 +140,10 @@ nb::bytes gemm(const std::string& isa, int32_t dtype, const nb::bytes& src, int3
   const size_t out_bytes = static_cast<size_t>(rows) * n * sizeof(float);
   const Buffer out = aligned_buffer(out_bytes);
   std::memset(out.get(), 0xff, out_bytes);
-  table.gemm({shape.dtype, n, k, shape.tile_bytes, packed.get()}, tile_begin, tile_end, act.get(),
-             rows, reinterpret_cast<const float*>(offsets.get()),
-             reinterpret_cast<float*>(out.get()), n);
+  const PackedMatrix w{shape.dtype, act_kind(shape.dtype), n, k, shape.tile_bytes, packed.get()};
+  const ProductOut to{reinterpret_cast<float*>(out.get()), n,
+                      reinterpret_cast<const float*>(offsets.get()), false};
+  table.gemm(w, tile_begin, tile_end, act.get(), rows, to);
   return to_bytes(out.get(), out_bytes);
 }
 

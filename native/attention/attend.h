@@ -32,6 +32,7 @@ constexpr int64_t attend_scratch_floats(int32_t lines, int32_t head_dim) {
 HEADRACE_DECLARE_ATTEND(scalar)
 #if defined(__x86_64__)
 HEADRACE_DECLARE_ATTEND(avx2)
+HEADRACE_DECLARE_ATTEND(avx512)
 #endif
 
 #undef HEADRACE_DECLARE_ATTEND

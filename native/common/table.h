@@ -9,13 +9,24 @@
 // - Sizes are validated by the caller (tape/); kernels may assert, not check.
 #pragma once
 
+#include <vector>
+
 #include "attention/attention.h"
 #include "common/types.h"
 
 namespace headrace {
 
+// Where a product of rows goes, and what is added to it: y = acc + bias[o], or acc where there is
+// no bias; out[r*ldo + o] = y, or out[r*ldo + o] + y with `accumulate` (a residual).
+struct ProductOut {
+  float* out;
+  int64_t ldo;
+  const float* bias;
+  bool accumulate;
+};
+
 struct KernelTable {
-  const char* name;  // "scalar", "avx2"
+  const char* name;  // "scalar", "avx2", "avx512"
 
   // ---- gemm/ ----
   // Packs source rows [8*tile, 8*tile+8) of `src` (stored rows of the dtype, row-major, n rows)
@@ -25,13 +36,15 @@ struct KernelTable {
                      int32_t tile_begin, int32_t tile_end);
   // out[0..k) = the dequantized weights of output `row`.
   void (*unpack_row)(const PackedMatrix& w, int32_t row, float* out);
-  // Quantizes `rows` rows of k floats into dst rows of act_row_bytes(kind, k) bytes each.
+  // Quantizes `rows` rows of k floats into dst rows `dst_stride` bytes apart; writes what the k
+  // values take (act_used_bytes in gemm/layout.h) of each row and no more.
   void (*quantize_rows)(ActKind kind, const float* x, int64_t ldx, int32_t rows, int32_t k,
-                        uint8_t* dst);
-  // out[r*ldo + o] = (bias ? bias[o] : 0) + sum_k w[o][k] * act[r][k] for outputs o of the tiles
-  // [tile_begin, tile_end), o < w.n. The bias is added last. out columns are relative to output 0.
+                        uint8_t* dst, size_t dst_stride);
+  // acc[r][o] = sum_k w[o][k] * act[r][k], with rows of activations act_row_bytes(w.act, w.k)
+  // apart, for outputs o of the tiles [tile_begin, tile_end), o < w.n; see ProductOut. Columns of
+  // `to` are relative to output 0.
   void (*gemm)(const PackedMatrix& w, int32_t tile_begin, int32_t tile_end, const uint8_t* act,
-               int32_t rows, const float* bias, float* out, int64_t ldo);
+               int32_t rows, const ProductOut& to);
 
   // ---- elementwise/ ----  (all [rows] x [dim] with leading dimensions in floats)
   // out = x * (1 / sqrt(mean(x^2) + eps)) * w; out may be x. Sum of squares: 8-lane fma reduction.
@@ -86,9 +99,12 @@ int32_t block_bytes(DType dtype);
 const KernelTable& scalar_table();
 #if defined(__x86_64__)
 const KernelTable& avx2_table();
+const KernelTable& avx512_table();
 #endif
 // The best table this processor (and operating system) supports, or the one named; nullptr if
 // unknown or unsupported. `name` is the value of HEADRACE_ISA, or nullptr.
 const KernelTable* choose_table(const char* name);
+// Names that choose_table takes here, best first.
+std::vector<const char*> supported_tables();
 
 }  // namespace headrace

@@ -4,20 +4,54 @@
 #include "common/table.h"
 
 namespace headrace {
+namespace {
+
+struct Candidate {
+  const char* name;
+  bool (*is_supported)();
+  const KernelTable& (*table)();
+};
+
+#if defined(__x86_64__)
+// The builtins also ask the operating system (XCR0) whether it saves the wide registers.
+bool has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+         __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2");
+}
+
+bool has_avx512() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+         __builtin_cpu_supports("avx512vnni");
+}
+#endif
+
+// Best first.
+constexpr Candidate kCandidates[] = {
+#if defined(__x86_64__)
+    {"avx512", has_avx512, avx512_table},
+    {"avx2", has_avx2, avx2_table},
+#endif
+    {"scalar", [] { return true; }, scalar_table},
+};
+
+}  // namespace
 
 const KernelTable* choose_table(const char* name) {
-  const bool any = name == nullptr;
-#if defined(__x86_64__)
-  // The builtin also asks the operating system (XCR0) whether it saves the wide registers.
-  if (any || std::strcmp(name, "avx2") == 0) {
-    const bool supported = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                           __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2");
-    if (supported) return &avx2_table();
-    if (!any) return nullptr;
+  for (const Candidate& candidate : kCandidates) {
+    if (name != nullptr && std::strcmp(name, candidate.name) != 0) continue;
+    if (candidate.is_supported()) return &candidate.table();
+    if (name != nullptr) return nullptr;
   }
-#endif
-  if (any || std::strcmp(name, "scalar") == 0) return &scalar_table();
   return nullptr;
+}
+
+std::vector<const char*> supported_tables() {
+  std::vector<const char*> names;
+  for (const Candidate& candidate : kCandidates) {
+    if (candidate.is_supported()) names.push_back(candidate.name);
+  }
+  return names;
 }
 
 }  // namespace headrace

@@ -34,6 +34,7 @@ constexpr int kTileN = 8;
 
 struct PackedMatrix {
   DType dtype;
+  ActKind act;  // how its products take activations: act_kind(dtype), or f32 by choice
   int32_t n;
   int32_t k;
   size_t tile_bytes;

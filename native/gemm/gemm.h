@@ -18,7 +18,7 @@
 //
 // q: unsigned stored code; w: signed stored code; a: activation code; A: sum of the group's
 // (half's) activation codes; d_a: the group's activation scale; s_a = d_a * float(A). At the end
-// out = acc + bias[o], or acc where there is no bias.
+// y = acc + bias[o], or acc where there is no bias; out = y, or out + y (a residual).
 //
 // Activations, per group of 32 inputs, with L = 127 (a8) or 32767 (a16) and amax the largest |x|:
 //   d_a = amax / L;  code = x * (L / amax) rounded to nearest even, so |code| <= L.
@@ -38,14 +38,15 @@
                   int32_t tile_begin, int32_t tile_end);                                     \
   void unpack_row(const PackedMatrix& w, int32_t row, float* out);                           \
   void quantize_rows(ActKind kind, const float* x, int64_t ldx, int32_t rows, int32_t k,     \
-                     uint8_t* dst);                                                          \
+                     uint8_t* dst, size_t dst_stride);                                       \
   void gemm(const PackedMatrix& w, int32_t tile_begin, int32_t tile_end, const uint8_t* act, \
-            int32_t rows, const float* bias, float* out, int64_t ldo);                       \
+            int32_t rows, const ProductOut& to);                                             \
   }
 
 HEADRACE_DECLARE_GEMM(scalar)
 #if defined(__x86_64__)
 HEADRACE_DECLARE_GEMM(avx2)
+HEADRACE_DECLARE_GEMM(avx512)
 #endif
 
 #undef HEADRACE_DECLARE_GEMM

@@ -392,24 +392,25 @@ struct Job {
   const PackedMatrix& w;
   const uint8_t* act;
   size_t act_bytes;
-  const float* bias;
-  float* out;
-  int64_t ldo;
+  const ProductOut& to;
 };
 
 void store_tile(const Job& job, int32_t tile, int32_t row, __m256 acc) {
   const int32_t first = tile * kTileN;
   const int32_t num_outputs = job.w.n - first < kTileN ? job.w.n - first : kTileN;
-  float* dst = job.out + row * job.ldo + first;
+  const ProductOut& to = job.to;
+  float* dst = to.out + row * to.ldo + first;
   if (num_outputs == kTileN) {
-    if (job.bias) acc = _mm256_add_ps(acc, _mm256_loadu_ps(job.bias + first));
+    if (to.bias) acc = _mm256_add_ps(acc, _mm256_loadu_ps(to.bias + first));
+    if (to.accumulate) acc = _mm256_add_ps(_mm256_loadu_ps(dst), acc);
     _mm256_storeu_ps(dst, acc);
     return;
   }
   float lanes[kTileN];
   _mm256_storeu_ps(lanes, acc);
   for (int32_t o = 0; o < num_outputs; ++o) {
-    dst[o] = job.bias ? lanes[o] + job.bias[first + o] : lanes[o];
+    const float y = to.bias ? lanes[o] + to.bias[first + o] : lanes[o];
+    dst[o] = to.accumulate ? dst[o] + y : y;
   }
 }
 
@@ -480,8 +481,8 @@ void run_product(const Job& job, Range tiles, int32_t rows) {
 }  // namespace
 
 void gemm(const PackedMatrix& w, int32_t tile_begin, int32_t tile_end, const uint8_t* act,
-          int32_t rows, const float* bias, float* out, int64_t ldo) {
-  const Job job = {w, act, act_row_bytes(act_kind(w.dtype), w.k), bias, out, ldo};
+          int32_t rows, const ProductOut& to) {
+  const Job job = {w, act, act_row_bytes(w.act, w.k), to};
   const Range tiles = {tile_begin, tile_end};
   switch (w.dtype) {
     case DType::f32:

@@ -226,8 +226,8 @@ void any_tile_rows(DType dtype, const uint8_t* w, int32_t k, const uint8_t* act,
 }  // namespace
 
 void gemm(const PackedMatrix& w, int32_t tile_begin, int32_t tile_end, const uint8_t* act,
-          int32_t rows, const float* bias, float* out, int64_t ldo) {
-  const size_t act_bytes = act_row_bytes(act_kind(w.dtype), w.k);
+          int32_t rows, const ProductOut& to) {
+  const size_t act_bytes = act_row_bytes(w.act, w.k);
   for (int32_t tile = tile_begin; tile < tile_end; ++tile) {
     const int32_t first = tile * kTileN;
     const int32_t num_outputs = std::min(kTileN, w.n - first);
@@ -237,9 +237,10 @@ void gemm(const PackedMatrix& w, int32_t tile_begin, int32_t tile_end, const uin
       any_tile_rows(w.dtype, w.data + w.tile_bytes * tile, w.k, act + act_bytes * row, act_bytes,
                     num_rows, acc);
       for (int r = 0; r < num_rows; ++r) {
-        float* dst = out + (row + r) * ldo + first;
+        float* dst = to.out + (row + r) * to.ldo + first;
         for (int o = 0; o < num_outputs; ++o) {
-          dst[o] = bias ? acc[r][o] + bias[first + o] : acc[r][o];
+          const float y = to.bias ? acc[r][o] + to.bias[first + o] : acc[r][o];
+          dst[o] = to.accumulate ? dst[o] + y : y;
         }
       }
     }

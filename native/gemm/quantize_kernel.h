@@ -11,15 +11,12 @@ void quantize_row(const float* x, int32_t k, uint8_t* dst) {
 
 }  // namespace
 
-void quantize_rows(ActKind kind, const float* x, int64_t ldx, int32_t rows, int32_t k,
-                   uint8_t* dst) {
-  const size_t used = act_used_bytes(kind, k);
-  const size_t row_bytes = act_row_bytes(kind, k);
-  for (int32_t r = 0; r < rows; ++r, x += ldx, dst += row_bytes) {
+void quantize_rows(ActKind kind, const float* x, int64_t ldx, int32_t rows, int32_t k, uint8_t* dst,
+                   size_t dst_stride) {
+  for (int32_t r = 0; r < rows; ++r, x += ldx, dst += dst_stride) {
     if (kind == ActKind::a8) quantize_row<A8Group>(x, k, dst);
     if (kind == ActKind::a16) quantize_row<A16Group>(x, k, dst);
-    if (kind == ActKind::f32) std::memcpy(dst, x, used);
-    std::memset(dst + used, 0, row_bytes - used);
+    if (kind == ActKind::f32) std::memcpy(dst, x, act_used_bytes(kind, k));
   }
 }
 

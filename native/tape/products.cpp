@@ -40,8 +40,8 @@ void Model::run(Pool::Lease& lease, const LinearStage& stage, const StepPlan& pl
     const auto run = [&](const LinearPart& part, int32_t from, int32_t to) {
       const size_t act_bytes = act_row_bytes(part.kind, stage.k);
       table_.gemm(*part.weight, from, to, act(part.kind) + static_cast<size_t>(row) * act_bytes,
-                  std::min(shape.block_rows, rows - row), part.bias, out.row(row) + part.column,
-                  out.width);
+                  std::min(shape.block_rows, rows - row),
+                  {out.row(row) + part.column, out.width, part.bias, false});
     };
     for_parts(stage, shape.begin(chunk), shape.end(chunk), run);
   });
@@ -50,7 +50,7 @@ void Model::run(Pool::Lease& lease, const LinearStage& stage, const StepPlan& pl
 void Model::run(Pool::Lease& lease, const HeadStage& stage, const StepPlan& plan) {
   const int32_t wanted = num_rows(true, plan);
   const PackedMatrix& w = *stage.weight;
-  const ActKind kind = act_kind(w.dtype);
+  const ActKind kind = w.act;
   const size_t row_bytes = act_row_bytes(kind, w.k);
   const int32_t tiles = w.num_tiles();
   for (int32_t first = 0; first < wanted; first += kLogitRows) {
@@ -61,8 +61,8 @@ void Model::run(Pool::Lease& lease, const HeadStage& stage, const StepPlan& plan
       const int32_t row = shape.first_row(chunk);
       table_.gemm(w, shape.begin(chunk), shape.end(chunk),
                   act(kind) + static_cast<size_t>(first + row) * row_bytes,
-                  std::min(shape.block_rows, rows - row), nullptr,
-                  logits_.as<float>() + row * logits_stride_, logits_stride_);
+                  std::min(shape.block_rows, rows - row),
+                  {logits_.as<float>() + row * logits_stride_, logits_stride_, nullptr, false});
     });
     sample(lease, stage, plan, first, rows);
   }

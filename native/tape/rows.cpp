@@ -35,9 +35,9 @@ class RowRunner {
   void operator()(const QuantizeOp& op) const {
     const auto& src = model_.buffer(op.src);
     const auto k = static_cast<int32_t>(src.width);
-    table_.quantize_rows(
-        op.kind, src.row(first_), src.width, rows_, k,
-        model_.act(op.kind) + static_cast<size_t>(first_) * act_row_bytes(op.kind, k));
+    const size_t row_bytes = act_row_bytes(op.kind, k);
+    table_.quantize_rows(op.kind, src.row(first_), src.width, rows_, k,
+                         model_.act(op.kind) + static_cast<size_t>(first_) * row_bytes, row_bytes);
   }
 
   void operator()(const HeadNormOp& op) const {

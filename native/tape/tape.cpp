@@ -143,7 +143,7 @@ void Tape::linear(const std::string& out, const std::string& src,
     const PackedMatrix& w = weights_->matrix(weights[i]);
     require(w.k == stage.k, weights[i] + " does not fit buffer " + src);
     const float* bias = biases.empty() ? nullptr : vector_of(biases[i], w.n);
-    stage.parts.push_back({&w, bias, static_cast<int32_t>(column), act_kind(w.dtype)});
+    stage.parts.push_back({&w, bias, static_cast<int32_t>(column), w.act});
     column += w.n;
     require(column <= spec(stage.out).width, weights[i] + " does not fit buffer " + out);
   }
@@ -245,7 +245,7 @@ void Tape::head(const std::string& src, const std::string& weight, double softca
   require(w.n == vocab_, weight + " has " + std::to_string(w.n) + " rows, the vocabulary " +
                              std::to_string(vocab_));
   require(softcap >= 0.0, "negative logit softcap");
-  quantize(from, w.k, act_kind(w.dtype));
+  quantize(from, w.k, w.act);
   require(!has_head_, "a program has one head");
   has_head_ = true;
   stages_.emplace_back(HeadStage{&w, finite(softcap, "logit softcap")});

@@ -85,7 +85,7 @@ uint64_t Weights::add_matrix(const std::string& name, DType stored, DType packed
     throw std::invalid_argument(name + " does not fit the capacity announced for all matrices");
   }
   uint8_t* dst = memory_.data() + used_bytes_;
-  const PackedMatrix w{packed, n, k, packed_tile_bytes(packed, k), dst};
+  const PackedMatrix w{packed, act_kind(packed), n, k, packed_tile_bytes(packed, k), dst};
   const int32_t tiles = w.num_tiles();
   const int32_t per_chunk = static_cast<int32_t>(std::clamp<size_t>(
       kPackChunkBytes / (kTileN * stored_row_bytes(stored, k)), 1, size_t{1} << 20));

@@ -1,0 +1,4 @@
+// Reductions of logits of the avx512 table.
+#define HEADRACE_ISA_NS avx512
+#define HEADRACE_V8_AVX2
+#include "sampling/reduce_kernel.h"
