@@ -17,6 +17,7 @@ namespace nb = nanobind;
 namespace headrace {
 
 void bind_model(nb::module_& m);
+void bind_roof(nb::module_& m);
 void bind_text(nb::module_& m);
 void bind_attention_testing(nb::module_& testing);
 void bind_gemm_testing(nb::module_& testing);
@@ -58,6 +59,7 @@ NB_MODULE(_native, m) {
       "memory_info", [] { return memory_info(); },
       "Memory of the machine, bounded by the limits of the cgroup.");
   bind_model(m);
+  bind_roof(m);
   bind_text(m);
   nb::module_ testing = m.def_submodule("testing", "Parts by themselves, for tests.");
   bind_attention_testing(testing);

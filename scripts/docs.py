@@ -29,11 +29,14 @@ def cli_page() -> str:
 
 
 def verbs() -> Iterator[list[str]]:
-    """The root, every verb, and the verbs below `models`."""
-    from headrace.cli.verbs import VERBS
+    """The root, every verb, and the verbs of every group."""
+    from headrace.cli.verbs import GROUPS, VERBS
 
     yield []
     yield from ([verb] for verb in VERBS)
+    for group, verbs in GROUPS.items():
+        yield [group]
+        yield from ([group, verb] for verb in verbs)
     yield ["models"]
     yield from (["models", verb] for verb in ("list", "info", "rm"))
 

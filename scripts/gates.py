@@ -26,8 +26,8 @@ SCRIPT_FOLDERS = {"scripts", ".ci"}
 
 # A package may import itself and those after it. docs/architecture.md says why.
 LAYERS = (
-    "cli", "api", "gateway", "fleet", "sim", "worker", "program", "engine", "speculate", "kv",
-    "text", "backends", "weights", "models", "transport", "observe",
+    "cli", "bench", "api", "gateway", "fleet", "sim", "worker", "program", "engine", "speculate",
+    "kv", "text", "backends", "weights", "models", "transport", "observe",
 )  # fmt: skip
 # What everything may speak of.
 FREE_MODULES = {"headrace.errors", "headrace.config", "headrace._native"}

@@ -12,7 +12,7 @@ import typer
 import headrace
 from headrace.cli import models
 from headrace.cli.params import Arg, Param, Parser, params_of
-from headrace.cli.verbs import VERBS
+from headrace.cli.verbs import GROUPS, VERBS, load
 
 
 def register(
@@ -105,6 +105,15 @@ def make_app() -> typer.Typer:
     )
     app.callback()(_root)
     for name in VERBS:
-        register(app, getattr(import_module(f"headrace.cli.{name}"), name))
+        register(app, load(name))
+    for name, verbs in GROUPS.items():
+        group = typer.Typer(
+            help=import_module(f"headrace.cli.{name}").__doc__,
+            no_args_is_help=True,
+            rich_markup_mode=None,
+        )
+        for verb in verbs:
+            register(group, load(name, verb))
+        app.add_typer(group, name=name)
     app.add_typer(models.make_app(register), name="models")
     return app

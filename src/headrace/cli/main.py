@@ -9,12 +9,11 @@ from __future__ import annotations
 import io
 import os
 import sys
-from importlib import import_module
 from typing import NoReturn
 
 from headrace.cli.console import fail
 from headrace.cli.params import parse
-from headrace.cli.verbs import VERBS
+from headrace.cli.verbs import find
 from headrace.errors import HeadraceError
 
 UNBUILT = "The native module is not built; run `make build`."
@@ -74,10 +73,11 @@ def _run(words: list[str]) -> None:
 
 def _call(words: list[str]) -> bool:
     """Call the verb if the line is plain; False leaves it to typer."""
-    if not words or words[0] not in VERBS:
+    found = find(words)
+    if found is None:
         return False
-    verb = getattr(import_module(f"headrace.cli.{words[0]}"), words[0])
-    arguments = parse(verb, words[1:])
+    verb, rest = found
+    arguments = parse(verb, rest)
     if arguments is None:
         return False
     verb(**arguments)

@@ -41,6 +41,10 @@ Threads = Annotated[
     int | None,
     Opt("--threads", "Default: the cores this process may use.", "N", integer(1, 1024)),
 ]
+Isa = Annotated[
+    str | None,
+    Opt("--isa", "Kernels to use: avx512, avx2, scalar. Default: the best.", "NAME"),
+]
 MaxTokens = Annotated[
     int | None,
     Opt("--max-tokens", "Longest answer. Default: until the model ends it.", "N", integer(1)),

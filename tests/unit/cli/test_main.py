@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import headrace
-from headrace.cli.verbs import VERBS
+from headrace.cli.verbs import GROUPS, VERBS
 from tests.unit.cli.conftest import Cli, environment
 
 HEAVY = "numpy rich pydantic jinja2 tokenizers starlette uvicorn zmq huggingface_hub msgspec"
@@ -22,11 +22,16 @@ HEAVY = "numpy rich pydantic jinja2 tokenizers starlette uvicorn zmq huggingface
 def test_help_lists_every_verb(cli: Cli) -> None:
     result = cli("--help")
     assert (result.returncode, result.stderr) == (0, "")
-    for verb in (*VERBS, "models"):
+    for verb in (*VERBS, *GROUPS, "models"):
         assert f"\n  {verb} " in result.stdout
 
 
-@pytest.mark.parametrize("verb", [*VERBS, "models", "models list", "models info", "models rm"])
+GROUPED = [f"{group} {verb}" for group, verbs in GROUPS.items() for verb in verbs]
+
+
+@pytest.mark.parametrize(
+    "verb", [*VERBS, *GROUPS, *GROUPED, "models", "models list", "models info", "models rm"]
+)
 def test_every_verb_has_help(cli: Cli, verb: str) -> None:
     result = cli(*verb.split(), "--help")
     assert (result.returncode, result.stderr) == (0, "")

@@ -1,4 +1,4 @@
-"""`headrace bench`: speed of a model on this machine, beside what its memory can deliver."""
+"""`headrace bench engine`: speed of a model on this machine, beside what its memory can deliver."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Figure:
     roof_share: float | None = None
 
 
-def bench(
+def engine(
     model: options.Model,
     prompt_len: Annotated[
         int, Opt("--prompt-len", "Tokens of the prefill measurement.", "N", integer(1))

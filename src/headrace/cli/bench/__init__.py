@@ -1,0 +1,1 @@
+"""Measure the machine, the kernels, a model, or a server."""
