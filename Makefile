@@ -4,7 +4,7 @@ PORT ?= 8000
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: run test test-full test-models check build bench docs clean help
+.PHONY: run test test-full test-models check build bench lab docs clean help
 
 run: ## Serve MODEL on 127.0.0.1:PORT; sets everything up the first time
 	@scripts/run $(if $(MODEL),"$(MODEL)") --port "$(PORT)" $(ARGS)
@@ -26,6 +26,9 @@ build: ## Build the native module in place, incrementally
 
 bench: ## Measure MODEL on this machine
 	@scripts/bench "$(or $(MODEL),smollm2:135m)" $(ARGS)
+
+lab: ## Climb the kernels' ladders, from the definition to what ships
+	@scripts/lab $(ARGS)
 
 docs: ## Generate the reference pages
 	@scripts/setup && .venv/bin/python scripts/docs.py
