@@ -42,6 +42,20 @@ def canonical_name(family: str, name: str) -> str | None:
     return f"blk.{match[1]}.{middle}.{match[3]}" if middle else None
 
 
+def hf_name(family: str, name: str) -> str | None:
+    """The inverse of `canonical_name`: None for what a Hugging Face folder does not store."""
+    for stored, canonical in _TOP.items():
+        if name == canonical:
+            return stored
+    parts = name.split(".")
+    if len(parts) != 4 or parts[0] != "blk":
+        return None
+    for middle, canonical in (_GEMMA_MIDDLE if family == "gemma3" else _MIDDLE).items():
+        if parts[2] == canonical:
+            return f"model.layers.{parts[1]}.{middle}.{parts[3]}"
+    return None
+
+
 def is_derived(name: str) -> bool:
     """Old files store the rotary frequencies, which follow from the configuration."""
     return name.endswith(".rotary_emb.inv_freq")

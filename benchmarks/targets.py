@@ -1,0 +1,89 @@
+"""What each run must reach."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from benchmarks.lineup import OURS
+from benchmarks.results_view import Results
+from benchmarks.rivals import llama_cpp, vllm_cpu
+
+
+@dataclass(frozen=True)
+class Target:
+    """`read` takes the figure from a run's results, None when it was not measured."""
+
+    what: str
+    bound: float
+    unit: str
+    read: Callable[[Results], float | None]
+    at_most: bool = False
+
+    def is_reached(self, value: float) -> bool:
+        return value <= self.bound if self.at_most else value >= self.bound
+
+
+def _ratio(point: str, rival: str, bound: float) -> Target:
+    return Target(
+        f"{point}, beside {rival}", bound, "x", lambda results: results.ratio(point, OURS, rival)
+    )
+
+
+def _share(point: str, percent: float, system: str = OURS) -> Target:
+    def read(results: Results) -> float | None:
+        share = results.share(point, system)
+        return None if share is None else 100 * share
+
+    return Target(f"{point}, share of the bandwidth roof", percent, "%", read)
+
+
+def _verify_cost(results: Results) -> float | None:
+    one, five = results.seconds("verify 1"), results.seconds("verify 5")
+    return None if one is None or five is None else five / one
+
+
+_LONG = "decode 1 at 8000"
+_LLAMA, _VLLM = llama_cpp.NAME, vllm_cpu.NAME
+
+TARGETS: dict[str, tuple[Target, ...]] = {
+    "01": (
+        _ratio("prefill 512", _LLAMA, 3.4),
+        _ratio("prefill 512", _VLLM, 1.35),
+        _ratio("prefill 2048", _LLAMA, 2.9),
+        _ratio("prefill 2048", _VLLM, 1.35),
+        _ratio("decode 1", _LLAMA, 1.85),
+        _share("decode 1", 80),
+        _ratio("decode 8", _LLAMA, 3.2),
+        _ratio("decode 32", _LLAMA, 3.3),
+        _ratio("decode 32", _VLLM, 2.0),
+    ),
+    "02": (_ratio("prefill 512", _LLAMA, 2.1), _share("decode 1", 85)),
+    "03": (_ratio("prefill 512", _LLAMA, 2.3), _share("decode 1", 85)),
+    "04": (
+        _share(_LONG, 85, f"{OURS} kv=fp16"),
+        Target(
+            "int8 KV beside fp16 KV",
+            1.3,
+            "x",
+            lambda results: results.ratio(_LONG, f"{OURS} kv=int8", f"{OURS} kv=fp16"),
+        ),
+    ),
+    "05": (
+        Target("5 rows in one step beside 1 row", 7.8 / 5.6, "x", _verify_cost, at_most=True),
+        Target("5 rows", 640, "rows/s", lambda results: results.rate("verify 5", OURS)),
+    ),
+}
+
+# run -> figure -> (bound, at most)
+FIGURE_TARGETS: dict[str, dict[str, tuple[float, bool]]] = {
+    "07": {"total of two workers over one": (0.9, False)},
+    "08": {
+        "1 sequence, median": (0.3, True),
+        "1 sequence, p99": (0.3, True),
+        "64 sequences, median": (1.5, True),
+        "64 sequences, p99": (1.5, True),
+    },
+}
+MAX_KL_RATIO = 0.90
+MIN_TOP1_POINTS = -0.2
