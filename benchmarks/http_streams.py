@@ -1,6 +1,6 @@
 """32 concurrent streams over HTTP beside the offline engine, on the same requests.
 
-    python -m benchmarks.http_streams MODEL [--streams 32] [--tokens 128]
+    python -m benchmarks.http_streams MODEL [--streams 32] [--tokens 128] [--out figures.csv]
 
 A raw-socket client reads server-sent events; its CPU seconds are reported, since on a small machine
 it competes with the server. Gaps are times between two events of one stream, after every stream has
@@ -20,7 +20,9 @@ import sys
 import time
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 
+from benchmarks.rows import Figure, write_figures
 from headrace import LLM, SamplingParams
 
 
@@ -131,10 +133,12 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--port", type=int, default=8765)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=None)
     args = parser.parse_args()
     prompts = make_prompts(args.streams, 64)
     command = [sys.executable, "-m", "headrace.cli", "serve", args.model]
     command += ["--served-model-name", "bench", "--port", str(args.port)]
+    figures: list[Figure] = []
     for number in range(args.rounds):
         offline = run_offline(args.model, prompts, args.tokens)
         server = subprocess.Popen(command, stderr=subprocess.DEVNULL)
@@ -149,6 +153,17 @@ def main() -> None:
             server.wait(timeout=60)
         gaps = gaps_ms(streams)
         median, p99 = statistics.median(gaps), gaps[int(len(gaps) * 0.99)]
+        values = {
+            "offline": (offline, "tokens/s"),
+            "HTTP": (rate, "tokens/s"),
+            "HTTP over offline": (rate / offline, "x"),
+            "gap of a stream, median": (median, "ms"),
+            "gap of a stream, p99": (p99, "ms"),
+            "gap of a stream, p99 over median": (p99 / median, "x"),
+        }
+        figures += [Figure(number, name, *value) for name, value in values.items()]
+        if args.out is not None:
+            write_figures(args.out, figures)
         print(
             f"round {number}: offline {offline:.0f} tok/s, http {rate:.0f} tok/s "
             f"({rate / offline:.2f}), gap median {median:.1f} ms, p99 {p99:.1f} ms "

@@ -1,6 +1,6 @@
 """Peak memory of gateway and worker (sum of PSS) under a heavy mix of requests.
 
-    python -m benchmarks.memory MODEL.gguf
+    python -m benchmarks.memory MODEL.gguf [--rounds 1] [--out figures.csv]
 
 The mix fills the KV pool (256 MiB) and asks for log-probabilities of prompts of 2,048 tokens,
 beside sampled streams. The bound is 1.1 x (model file + pool) + 150 MB.
@@ -19,6 +19,7 @@ import urllib.request
 from pathlib import Path
 
 from benchmarks.http_streams import wait_until_ready
+from benchmarks.rows import Figure, write_figures
 
 POOL_BYTES = 256 << 20
 
@@ -66,20 +67,16 @@ def bodies(rng: random.Random) -> list[dict[str, object]]:
     return mix
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--port", type=int, default=8766)
-    args = parser.parse_args()
-    command = [sys.executable, "-m", "headrace.cli", "serve", str(args.model), "--port"]
-    command += [str(args.port), "--served-model-name", "bench", "--kv-cache-memory", "256MiB"]
+def measure(model: Path, port: int) -> int:
+    """Peak bytes while the mix runs on a server of its own."""
+    command = [sys.executable, "-m", "headrace.cli", "serve", str(model), "--port"]
+    command += [str(port), "--served-model-name", "bench", "--kv-cache-memory", "256MiB"]
     server = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     peak = 0
     try:
-        wait_until_ready(args.port)
+        wait_until_ready(port)
         clients = [
-            threading.Thread(target=post, args=(args.port, body))
-            for body in bodies(random.Random(0))
+            threading.Thread(target=post, args=(port, body)) for body in bodies(random.Random(0))
         ]
         for client in clients:
             client.start()
@@ -89,8 +86,25 @@ def main() -> None:
     finally:
         server.terminate()
         server.wait(timeout=60)
+    return peak
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--port", type=int, default=8766)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=None)
+    args = parser.parse_args()
     bound = 1.1 * (args.model.stat().st_size + POOL_BYTES) + 150e6
-    print(f"peak PSS {peak / 1e6:.0f} MB, bound {bound / 1e6:.0f} MB")
+    figures: list[Figure] = []
+    for number in range(args.rounds):
+        peak = measure(args.model, args.port)
+        print(f"peak PSS {peak / 1e6:.0f} MB, bound {bound / 1e6:.0f} MB", flush=True)
+        figures.append(Figure(number, "peak PSS of gateway and worker", peak / 1e6, "MB"))
+        figures.append(Figure(number, "bound", bound / 1e6, "MB"))
+        if args.out is not None:
+            write_figures(args.out, figures)
 
 
 if __name__ == "__main__":

@@ -1,157 +1,185 @@
 """Tokens per second of headrace and of rivals on the same file, interleaved in one run.
 
-    python -m benchmarks.speed MODEL.gguf --rival llama.cpp=/path/to/its/python --out rows.csv
+    python -m benchmarks.speed MODEL.gguf --rivals FOLDER --out rows.csv
 
-Rounds visit every point and every system in turn, so that a slow minute of the machine hits all.
-Ratios are medians of per-round ratios. Without a rival it measures headrace alone and says so.
+Rounds visit every point and at every point every system in turn, so that a slow minute of the
+machine hits all. Systems that wait are stopped. The machine's own limits are measured in every
+round. A row during which others were busy is measured again (benchmarks.machine has the rule).
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
-import json
-import os
-import statistics
-import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
-HERE = Path(__file__).parent
+from benchmarks import machine
+from benchmarks.lineup import Lineup
+from benchmarks.process import MAX_ATTEMPTS, System, UnavailableError
+from benchmarks.rivals.environment import default_folder
+from benchmarks.roof import Machine, ModelCost
+from benchmarks.rows import Row, write_run
+from headrace.weights.open import open_source
 
-POINTS: dict[str, dict[str, object]] = {
+Command = Mapping[str, object]
+
+POINTS: dict[str, Command] = {
     "prefill 512": {"do": "prefill", "tokens": 512},
     "prefill 2048": {"do": "prefill", "tokens": 2048},
-    "decode 1": {"do": "decode", "sequences": 1, "context": 128, "tokens": 32},
-    "decode 8": {"do": "decode", "sequences": 8, "context": 128, "tokens": 16},
-    "decode 32": {"do": "decode", "sequences": 32, "context": 128, "tokens": 8},
+    "decode 1": {"do": "decode", "sequences": 1, "context": 128, "tokens": 64},
+    "decode 8": {"do": "decode", "sequences": 8, "context": 128, "tokens": 32},
+    "decode 32": {"do": "decode", "sequences": 32, "context": 128, "tokens": 16},
+}
+LONG_POINTS: dict[str, Command] = {
+    "decode 1 at 8000": {"do": "decode", "sequences": 1, "context": 8000, "tokens": 64},
+}
+VERIFY_POINTS: dict[str, Command] = {
+    f"verify {rows}": {"do": "verify", "rows": rows, "context": 32, "tokens": 64} for rows in (1, 5)
 }
 
 
 @dataclass
-class Row:
-    """One measurement."""
+class Bench:
+    """One run over `points`: its rows so far and the facts that belong to them."""
 
-    round: int
-    point: str
-    system: str
-    seconds: float
-    tokens: int
+    lineup: Lineup
+    points: Mapping[str, Command]
+    rounds: int
+    out: Path | None = None
+    max_attempts: int = MAX_ATTEMPTS
+    rows: list[Row] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def rate(self) -> float:
-        return self.tokens / self.seconds
+    def run(self) -> None:
+        """Start everything, measure every round, end everything."""
+        cost = self._describe()
+        roof = Machine(self.lineup.threads, cost.weight_bytes)
+        systems = self._start()
+        try:
+            for number in range(self.rounds):
+                self.rows += roof.measure(number)
+                for point, command in self.points.items():
+                    for system in systems:
+                        self._measure(number, point, command, system)
+                self.save()
+                say(f"round {number + 1}/{self.rounds}")
+        finally:
+            for system in systems:
+                system.close()
 
+    def save(self) -> None:
+        if self.out is not None:
+            write_run(self.out, self.rows, self.facts)
 
-class System:
-    """A system under test in a process of its own."""
+    def _describe(self) -> ModelCost:
+        source = open_source(self.lineup.model)
+        try:
+            cost = ModelCost.of(source)
+        finally:
+            source.close()
+        self.facts |= {
+            "machine": machine.facts(),
+            "model": self.lineup.model.name,
+            "model_bytes": self.lineup.model.stat().st_size,
+            "cost": asdict(cost),
+            "threads": self.lineup.threads,
+            "points": {name: dict(command) for name, command in self.points.items()},
+            "systems": {},
+            "left_out": dict(self.lineup.missing()),
+        }
+        return cost
 
-    def __init__(self, name: str, command: Sequence[str]) -> None:
-        self.name = name
-        environment = {**os.environ, "PYTHONPATH": str(HERE.parent / "src")}
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment if name == "headrace" else None,
+    def _start(self) -> list[System]:
+        """One after the other, each stopped once it has answered a short prompt."""
+        systems: list[System] = []
+        for launch in self.lineup.launches():
+            try:
+                system = System(launch)
+                first_s = system.first_token_s()
+            except UnavailableError as error:
+                self._leave_out(launch.name, str(error))
+                continue
+            systems.append(system)
+            started = {"version": system.version, "ready_s": system.ready_s}
+            self.facts["systems"][launch.name] = started | {"first_token_s": first_s}
+            say(f"{launch.name} {system.version}: first token after {first_s:.1f} s")
+        return systems
+
+    def _measure(self, number: int, point: str, command: Command, system: System) -> None:
+        if f"{system.name}: {point}" in self.facts["left_out"]:
+            return
+        try:
+            if number == 0:  # code that is compiled for a shape, memory that is touched first
+                system.measure(warm_up(command))
+            got = system.measure(command, max_attempts=self.max_attempts)
+        except UnavailableError as error:
+            self._leave_out(f"{system.name}: {point}", str(error))
+            return
+        contended = int(got.contended)
+        row = Row(
+            number, point, system.name, got.seconds, got.tokens, "tokens", got.attempts, contended
         )
-        self.version = str(self._answer()["version"])
+        self.rows.append(row)
+        note = " contended" if contended else ""
+        say(f"{number} {point} {system.name}: {row.rate:.1f}/s, {got.attempts} attempts{note}")
 
-    def _answer(self) -> dict[str, object]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"{self.name} ended early")
-        answer: dict[str, object] = json.loads(line)
-        return answer
-
-    def measure(self, command: dict[str, object]) -> tuple[float, int]:
-        """(seconds, tokens) of one command."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(command) + "\n")
-        self._process.stdin.flush()
-        answer = self._answer()
-        return float(str(answer["seconds"])), int(str(answer["tokens"]))
-
-    def close(self) -> None:
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        self._process.wait(timeout=30)
+    def _leave_out(self, what: str, why: str) -> None:
+        self.facts["left_out"][what] = why
+        say(f"{what} is left out: {why}")
 
 
-def start_systems(args: argparse.Namespace) -> list[System]:
-    """Ours first, then each rival at each of its settings."""
-    threads = ["--threads", str(args.threads)]
-    ours = [sys.executable, str(HERE / "systems" / "headrace_system.py"), args.model, *threads]
-    systems = [System("headrace", ours)]
-    for rival in args.rival:
-        name, _, python = rival.partition("=")
-        script = str(HERE / "systems" / "llama_cpp_system.py")
-        for setting in ([], ["--flash"]):
-            label = name + ("+fa" if setting else "")
-            systems.append(System(label, [python, script, args.model, *threads, *setting]))
-    return systems
+def warm_up(command: Command) -> Command:
+    """The same shapes, for as few steps as there may be."""
+    return command if command["do"] == "prefill" else {**command, "tokens": 2}
 
 
-def summarize(rows: Sequence[Row], systems: Sequence[str]) -> str:
-    """A table: median rates, and headrace's median per-round ratio to the best rival setting."""
-    lines = ["| point | " + " | ".join(systems) + " | ratio to best rival |"]
-    lines.append("| --- " * (len(systems) + 2) + "|")
-    for point in dict.fromkeys(r.point for r in rows):
-        mine = [r for r in rows if r.point == point]
-        medians = {s: statistics.median(r.rate for r in mine if r.system == s) for s in systems}
-        cells = [f"{medians[s]:.1f}" for s in systems]
-        lines.append(f"| {point} | " + " | ".join(cells) + f" | {_ratio(mine, medians)} |")
-    return "\n".join(lines)
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
-def _ratio(rows: Sequence[Row], medians: dict[str, float]) -> str:
-    rivals = [s for s in medians if s != "headrace"]
-    if not rivals:
-        return "no rival measured"
-    best = max(rivals, key=lambda s: medians[s])
-    by_round: dict[int, dict[str, float]] = {}
-    for row in rows:
-        by_round.setdefault(row.round, {})[row.system] = row.rate
-    ratio = statistics.median(r["headrace"] / r[best] for r in by_round.values())
-    return f"{ratio:.2f}x ({best})"
+def choose(points: Mapping[str, Command], names: Iterable[str]) -> dict[str, Command]:
+    """The named points, or all; unknown names end the program."""
+    chosen = list(names) or list(points)
+    unknown = [name for name in chosen if name not in points]
+    if unknown:
+        raise SystemExit(f"There is no point {unknown[0]!r}; there are {', '.join(points)}.")
+    return {name: points[name] for name in chosen}
 
 
-def write_rows(path: Path, rows: Sequence[Row]) -> None:
-    """All rows so far, so that an interrupted run keeps its rounds."""
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["round", "point", "system", "seconds", "tokens"])
-        writer.writerows((r.round, r.point, r.system, r.seconds, r.tokens) for r in rows)
+def refuse_when_busy() -> None:
+    """End the program with the reason when others use the machine now."""
+    share = machine.busy_share()
+    if share > machine.BUSY_SHARE:
+        raise SystemExit(
+            f"Others use {share:.0%} of this machine's cores; wait until it is idle, or take"
+            " figures that mean little with --busy."
+        )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model")
-    parser.add_argument("--rival", action="append", default=[], help="NAME=PYTHON")
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure one model; prints the same table as the report."""
+    from benchmarks.report import speed_table
+
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--rivals", type=Path, default=default_folder())
+    parser.add_argument("--only", action="append", default=[], help="a rival; may be repeated")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--points", default=",".join(POINTS))
+    parser.add_argument("--points", default="", help="comma-separated")
+    parser.add_argument("--busy", action="store_true", help="measure although others are busy")
     parser.add_argument("--out", type=Path, default=None)
-    args = parser.parse_args()
-    systems = start_systems(args)
-    points = [p for p in args.points.split(",") if p]
-    for system in systems:  # warms up: pages, threads, caches
-        system.measure(POINTS[points[0]])
-    rows: list[Row] = []
-    for number in range(args.rounds):
-        for point in points:
-            for system in systems:
-                seconds, tokens = system.measure(POINTS[point])
-                rows.append(Row(number, point, system.name, seconds, tokens))
-        if args.out is not None:
-            write_rows(args.out, rows)
-    for system in systems:
-        system.close()
-    print(summarize(rows, [s.name for s in systems]))
+    args = parser.parse_args(arguments)
+    if not args.busy:
+        refuse_when_busy()
+    points = choose(POINTS, [p for p in args.points.split(",") if p])
+    lineup = Lineup(args.model.resolve(), args.threads, args.rivals, args.only)
+    bench = Bench(lineup, points, args.rounds, args.out, 1 if args.busy else MAX_ATTEMPTS)
+    bench.run()
+    print(speed_table(bench.rows, bench.facts))
 
 
 if __name__ == "__main__":
