@@ -16,6 +16,7 @@ namespace nb = nanobind;
 
 namespace headrace {
 
+void bind_lease(nb::module_& m, nb::module_& testing);
 void bind_model(nb::module_& m);
 void bind_roof(nb::module_& m);
 void bind_text(nb::module_& m);
@@ -58,10 +59,11 @@ NB_MODULE(_native, m) {
   m.def(
       "memory_info", [] { return memory_info(); },
       "Memory of the machine, bounded by the limits of the cgroup.");
+  nb::module_ testing = m.def_submodule("testing", "Parts by themselves, for tests.");
+  bind_lease(m, testing);
   bind_model(m);
   bind_roof(m);
   bind_text(m);
-  nb::module_ testing = m.def_submodule("testing", "Parts by themselves, for tests.");
   bind_attention_testing(testing);
   bind_gemm_testing(testing);
   bind_kernels_testing(testing);

@@ -221,8 +221,10 @@ void bind_tape(nb::module_& m) {
 
 void bind_model(nb::module_& m) {
   nb::class_<Pool>(m, "ThreadPool", "Threads that share the work of a step; the caller is one.")
-      .def(nb::init<int>(), nb::arg("num_threads"))
-      .def_prop_ro("num_threads", &Pool::num_threads);
+      .def(nb::init<int, std::shared_ptr<ComputeLease>>(), nb::arg("num_threads"),
+           nb::arg("lease").none() = nb::none())
+      .def_prop_ro("num_threads", &Pool::num_threads)
+      .def_prop_ro("num_running", &Pool::num_running);
   m.def(
       "packed_bytes",
       [](int32_t dtype, int32_t n, int32_t k) { return packed_bytes(to_dtype(dtype), n, k); },

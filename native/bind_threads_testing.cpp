@@ -33,7 +33,7 @@ std::vector<std::vector<uint32_t>> run_phases(Pool& pool, const std::vector<uint
   Pool::Lease lease(pool);
   for (size_t phase = 0; phase < phases.size(); ++phase) {
     lease.parallel_for(phases[phase], [&](int thread, uint32_t chunk) {
-      if (thread < 0 || thread >= lease.num_threads()) throw std::logic_error("thread");
+      if (thread < 0 || thread >= pool.num_threads()) throw std::logic_error("thread");
       if (phase > 0) {
         for (const uint32_t count : runs[phase - 1]) {
           if (count != 1) throw std::logic_error("a chunk of the phase before is not done");
@@ -68,24 +68,32 @@ std::tuple<std::vector<uint32_t>, int, int> thread_states(Pool& pool) {
   std::set<int> threads;
   int open_signals = 0;
   const nb::gil_scoped_release unlocked;
-  Pool::Lease lease(pool);
-  // Chunks wait for each other (for a while), so that every thread takes one.
+  // In a phase chunks wait for each other (for a while), so that as many threads as can run take
+  // one; between phases the threads fall asleep, so that those of a crowded pool take turns.
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-  lease.parallel_for(static_cast<uint32_t>(pool.num_threads()), [&](int thread, uint32_t) {
-    {
-      const std::lock_guard<std::mutex> lock(mutex);
-      envs.insert(read_fp_env() & ~0x3fu);  // without the sticky exception flags
-      threads.insert(thread);
-      sigset_t mask;
-      pthread_sigmask(SIG_SETMASK, nullptr, &mask);
-      if (thread > 0 && sigismember(&mask, SIGINT) == 0) ++open_signals;
-    }
-    for (bool all = false; !all && std::chrono::steady_clock::now() < deadline;) {
-      std::this_thread::yield();
-      const std::lock_guard<std::mutex> lock(mutex);
-      all = threads.size() == static_cast<size_t>(pool.num_threads());
-    }
-  });
+  const auto is_late = [&] { return std::chrono::steady_clock::now() >= deadline; };
+  const auto num_threads = static_cast<size_t>(pool.num_threads());
+  while (threads.size() < num_threads && !is_late()) {
+    std::set<int> here;
+    Pool::Lease lease(pool);
+    lease.parallel_for(static_cast<uint32_t>(lease.num_threads()), [&](int thread, uint32_t) {
+      {
+        const std::lock_guard<std::mutex> lock(mutex);
+        envs.insert(read_fp_env() & ~0x3fu);  // without the sticky exception flags
+        here.insert(thread);
+        sigset_t mask;
+        pthread_sigmask(SIG_SETMASK, nullptr, &mask);
+        if (thread > 0 && sigismember(&mask, SIGINT) == 0) ++open_signals;
+      }
+      for (bool all = false; !all && !is_late();) {
+        std::this_thread::yield();
+        const std::lock_guard<std::mutex> lock(mutex);
+        all = here.size() == static_cast<size_t>(lease.num_threads());
+      }
+    });
+    threads.insert(here.begin(), here.end());
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
   return {std::vector<uint32_t>(envs.begin(), envs.end()), static_cast<int>(threads.size()),
           open_signals};
 }

@@ -21,7 +21,7 @@ void Model::plan_attends(const StepPlan& plan) {
     const AttnRows rows{plan.positions.data(),     plan.seq_starts.data(),
                         plan.tables[group].data(), plan.table_starts[group].data(),
                         plan.num_seqs(),           kv.group_windows[group]};
-    plan_attention(rows, cut.num_heads, kv.num_kv_heads, pool_->num_threads(), attends_[i]);
+    plan_attention(rows, cut.num_heads, kv.num_kv_heads, pool_->num_running(), attends_[i]);
     partials = std::max(partials, attends_[i].num_partials);
   }
   const size_t bytes = static_cast<size_t>(partials * partial_floats(kv.head_dim)) * sizeof(float);

@@ -7,6 +7,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <stdexcept>
 #include <string>
@@ -29,16 +30,16 @@ void pause_cpu() {
 #endif
 }
 
-// Spins until `ready()` or the budget is spent; returns ready().
-template <typename Ready>
-bool spin_until(const Ready& ready) {
+// Spins until `ready()`, the budget is spent or `must_rest()`; returns ready().
+template <typename Ready, typename Rest>
+bool spin_until(const Ready& ready, const Rest& must_rest) {
   const auto start = std::chrono::steady_clock::now();
   do {
     for (int i = 0; i < 64; ++i) {
       if (ready()) return true;
       pause_cpu();
     }
-  } while (std::chrono::steady_clock::now() - start < kSpin);
+  } while (!must_rest() && std::chrono::steady_clock::now() - start < kSpin);
   return ready();
 }
 
@@ -46,9 +47,11 @@ void futex_wait(std::atomic<uint32_t>& word, uint32_t expected) {
   syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, expected, nullptr, nullptr, 0);
 }
 
-void futex_wake_all(std::atomic<uint32_t>& word) {
-  syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0);
+void futex_wake(std::atomic<uint32_t>& word, int count) {
+  syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, count, nullptr, nullptr, 0);
 }
+
+void futex_wake_all(std::atomic<uint32_t>& word) { futex_wake(word, INT32_MAX); }
 
 uint32_t chunks_left(uint64_t claim) { return static_cast<uint32_t>(claim); }
 
@@ -74,13 +77,17 @@ void move_to(int cpu) {
 
 }  // namespace
 
-Pool::Pool(int num_threads) : num_threads_(num_threads), owner_pid_(getpid()) {
+Pool::Pool(int num_threads, std::shared_ptr<ComputeLease> compute_lease)
+    : num_threads_(num_threads), owner_pid_(getpid()), compute_lease_(std::move(compute_lease)) {
   if (num_threads < 1 || num_threads > kMaxThreads) {
     throw std::invalid_argument("threads must be between 1 and " + std::to_string(kMaxThreads) +
                                 ", not " + std::to_string(num_threads));
   }
   cpus_ = allowed_cpus();
-  if (num_threads == 1 || static_cast<size_t>(num_threads) > cpus_.size()) cpus_.clear();
+  const int num_cpus = static_cast<int>(cpus_.size());
+  num_running_ = std::min(num_threads, num_cpus);
+  const bool is_pinned = num_threads > 1 && num_threads <= num_cpus && num_threads > num_cpus / 2;
+  if (!is_pinned) cpus_.clear();
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -114,13 +121,25 @@ void Pool::stop_workers() {
 }
 
 Pool::Lease::Lease(Pool& pool) : pool_(pool), lock_(pool.lease_) {
+  if (pool.compute_lease_) pool.compute_lease_->acquire();
+  pool.in_step_.store(true, std::memory_order_relaxed);
   // A caller that woke up on a worker's processor would share it until the kernel's balancer acts.
   if (!pool.cpus_.empty() && sched_getcpu() != pool.cpus_[0]) move_to(pool.cpus_[0]);
   pool.wake_workers();
 }
 
+Pool::Lease::~Lease() {
+  pool_.in_step_.store(false, std::memory_order_relaxed);
+  if (pool_.compute_lease_) pool_.compute_lease_->release();
+}
+
+bool Pool::must_rest() const {
+  return compute_lease_ && !in_step_.load(std::memory_order_relaxed) && compute_lease_->is_taken();
+}
+
 void Pool::run_phase(uint32_t num_chunks, Call call, const void* context) {
   if (num_chunks == 0) return;
+  if (compute_lease_) compute_lease_->beat();
   if (num_threads_ == 1 || num_chunks == 1) {
     for (uint32_t chunk = 0; chunk < num_chunks; ++chunk) run_one(call, context, 0, chunk);
   } else {
@@ -139,11 +158,13 @@ void Pool::run_phase(uint32_t num_chunks, Call call, const void* context) {
 }
 
 // A worker counts itself in sleepers_ before it looks for work a last time, so one of the two sees
-// the other.
+// the other. The kernel wakes who has slept longest.
 void Pool::wake_workers() {
-  if (sleepers_.load(std::memory_order_seq_cst) == 0) return;
+  const int sleepers = static_cast<int>(sleepers_.load(std::memory_order_seq_cst));
+  const int wanted = sleepers - (num_threads_ - num_running_);
+  if (wanted <= 0) return;
   wake_.fetch_add(1, std::memory_order_seq_cst);
-  futex_wake_all(wake_);
+  futex_wake(wake_, wanted);
 }
 
 uint32_t Pool::run_chunks(int thread) {
@@ -157,6 +178,7 @@ uint32_t Pool::run_chunks(int thread) {
                                       std::memory_order_acquire)) {
       continue;
     }
+    if (thread == 0 && compute_lease_) compute_lease_->beat();
     // The phase cannot have ended between the load and the exchange: it still had this chunk.
     run_one(call, context, thread, num_chunks - chunks_left(claim));
     ++count;
@@ -176,7 +198,7 @@ void Pool::run_one(Call call, const void* context, int thread, uint32_t chunk) n
 
 void Pool::wait_done() {
   const auto is_done = [&] { return done_.load(std::memory_order_acquire) == expected_done_; };
-  if (spin_until(is_done)) return;
+  if (spin_until(is_done, [] { return false; })) return;
   caller_sleeps_.store(1, std::memory_order_seq_cst);
   for (;;) {
     const uint32_t done = done_.load(std::memory_order_seq_cst);
@@ -204,7 +226,7 @@ bool Pool::wait_work() {
     return chunks_left(claim_.load(std::memory_order_acquire)) > 0 ||
            stop_.load(std::memory_order_relaxed);
   };
-  while (!spin_until(has_work)) {
+  while (!spin_until(has_work, [&] { return must_rest(); })) {
     sleepers_.fetch_add(1, std::memory_order_seq_cst);
     const uint32_t seen = wake_.load(std::memory_order_seq_cst);
     if (!has_work()) futex_wait(wake_, seen);

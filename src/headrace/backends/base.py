@@ -115,10 +115,12 @@ class RowResult:
 
 @dataclass(slots=True)
 class StepResult:
-    """One entry per wanted row, in plan order. `native_s`: seconds inside the device."""
+    """One entry per wanted row, in plan order. `native_s`: seconds inside the device. `waited_s`:
+    seconds, since the backend was made, in which it waited for other processes' turns to end."""
 
     rows: list[RowResult]
     native_s: float = 0.0
+    waited_s: float = 0.0
 
 
 class Backend(Protocol):

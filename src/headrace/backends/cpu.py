@@ -37,12 +37,14 @@ class CpuBackend:
         num_blocks: int,
         max_step_rows: int,
         numerics_id: str,
+        lease: _native.ComputeLease | None = None,
     ) -> None:
         self._model: _native.Model | None = model
         self._layout = layout
         self._num_blocks = num_blocks
         self._max_step_rows = max_step_rows
         self._numerics_id = numerics_id
+        self._lease = lease
         # By id(spec); holding the spec keeps its id from being used again.
         self._specs: dict[int, tuple[SamplingSpec, _native.SamplingSpec]] = {}
 
@@ -57,16 +59,19 @@ class CpuBackend:
         max_step_rows: int,
         isa: str | None = None,
         packing: str | None = None,
+        lease: _native.ComputeLease | None = None,
     ) -> CpuBackend:
         """Pack the weights of `source` and lower `program`; the source may be closed afterwards.
 
         `kv_bytes`: bytes of the KV arena, rounded down to whole blocks; touched as it is used.
         `threads`: None for what the affinity mask and the cgroup grant. `isa`: a kernel table, None
-        for HEADRACE_ISA or the best. `packing`: see `pack_weights`. Raises ModelFormatError for
-        weights that do not fit the Program, ResourceError for what the machine lacks.
+        for HEADRACE_ISA or the best. `packing`: see `pack_weights`. `lease`: held by every
+        step, and while weights are packed, so that processes take turns.
+        Raises ModelFormatError for weights that do not fit the Program, ResourceError for what the
+        machine lacks.
         """
         try:
-            pool = _native.ThreadPool(threads or _native.default_threads())
+            pool = _native.ThreadPool(threads or _native.default_threads(), lease)
             isa = _chosen_isa(isa)
         except ValueError as error:
             raise ResourceError(f"{error}.") from error
@@ -90,6 +95,7 @@ class CpuBackend:
             num_blocks=num_blocks,
             max_step_rows=max_step_rows,
             numerics_id=_numerics_id(source.header_digest, weights.tensors, program, layout),
+            lease=lease,
         )
 
     @property
@@ -111,7 +117,8 @@ class CpuBackend:
     def submit(self, plan: StepPlan) -> object:
         """Run a step. ValueError, with nothing changed, for a plan that breaks the contract."""
         rows, _, native_s = self._step(plan, ())
-        return StepResult([RowResult(*row) for row in rows], native_s)
+        waited_s = 0.0 if self._lease is None else self._lease.waited_s
+        return StepResult([RowResult(*row) for row in rows], native_s, waited_s)
 
     def collect(self, handle: object) -> StepResult:
         if not isinstance(handle, StepResult):

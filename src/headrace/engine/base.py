@@ -93,6 +93,7 @@ class EngineStats:
     prompt_tokens: int = 0
     output_tokens: int = 0
     last_step_s: float = 0.0
+    lease_wait_s: float = 0.0  # of last_step_s in all: other processes had their turn
     last_step_rows: int = 0
 
 

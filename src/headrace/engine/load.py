@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ class LoadOptions:
     max_model_len: int | None = None
     threads: int | None = None
     packing: str | None = None
+    # Of a compute lease shared with other processes; it is mapped and closed.
+    lease_fd: int | None = None
 
 
 @dataclass(slots=True)
@@ -110,7 +113,17 @@ def _load_backend(source: WeightSource, options: LoadOptions) -> CpuBackend:
         threads=options.threads,
         max_step_rows=max(options.max_step_tokens, options.max_num_seqs),
         packing=options.packing,
+        lease=None if options.lease_fd is None else _map_lease(options.lease_fd),
     )
+
+
+def _map_lease(fd: int) -> _native.ComputeLease:
+    try:
+        return _native.ComputeLease(fd)
+    except ValueError as error:
+        raise ResourceError(f"Other workers cannot be given their turn: {error}.") from error
+    finally:
+        os.close(fd)
 
 
 def freq_factors(source: WeightSource) -> tuple[float, ...] | None:

@@ -14,6 +14,7 @@ import zmq
 from headrace.errors import HeadraceError, RequestError
 from headrace.gateway.config import ModelSpec, ServeConfig
 from headrace.gateway.errors import UnavailableError
+from headrace.gateway.lease import open_lease
 from headrace.gateway.memory import MemoryShare, share_memory
 from headrace.gateway.service import ModelService
 from headrace.gateway.supervisor import State, Supervisor
@@ -46,6 +47,7 @@ class Gateway:
         self._builder = builder
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._runtime_dir = make_runtime_dir()
+        self._lease_fd = open_lease(config.threads)
         self._tasks: list[asyncio.Task[None]] = []
         shares = share_memory(config)
         self.services = [
@@ -84,6 +86,7 @@ class Gateway:
                 max_waiting=config.max_waiting,
                 max_waiting_tokens=config.max_waiting_tokens,
                 threads=config.threads,
+                lease_fd=self._lease_fd,
                 packing=config.packing,
                 log_level=config.log_level,
                 log_format=config.log_format,
@@ -134,6 +137,9 @@ class Gateway:
         self.pool.close()
         self._context.destroy(linger=0)
         remove_runtime_dir(self._runtime_dir)
+        if self._lease_fd is not None:
+            os.close(self._lease_fd)
+            self._lease_fd = None
 
     # ---- use ----
 

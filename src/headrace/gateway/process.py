@@ -26,7 +26,7 @@ class WorkerProcess:
                 [sys.executable, "-m", "headrace.worker.main", str(fd)],
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr.fileno() if _has_stderr() else subprocess.DEVNULL,
-                pass_fds=(fd,),
+                pass_fds=(fd,) if config.lease_fd is None else (fd, config.lease_fd),
                 env=environment,
                 # Ctrl-C in the terminal is for the gateway alone.
                 process_group=0,

@@ -59,6 +59,8 @@ class Progress(Protocol):
     @property
     def last_step_s(self) -> float: ...
     @property
+    def lease_wait_s(self) -> float: ...
+    @property
     def last_step_rows(self) -> int: ...
 
 
@@ -111,6 +113,9 @@ class Metrics:
         self.request_max = histogram("vllm:request_params_max_tokens", "max_tokens.", _TOKENS)
         self.step_tokens = histogram("vllm:iteration_tokens_total", "Rows per step.", _TOKENS)
         self.step_time = histogram("headrace:step_time_seconds", "Duration of an engine step.")
+        self.lease_wait = counter(
+            "headrace:lease_wait_seconds", "Waited for steps of other workers to end."
+        )
         self.open_requests = gauge("headrace:open_requests", "Requests admitted and not ended.")
         self.open_prompt_tokens = gauge("headrace:open_prompt_tokens", "Their prompt tokens.")
         self.kv_blocks = gauge("headrace:kv_blocks", "Blocks of the KV pool.")
@@ -178,6 +183,7 @@ class ModelMetrics:
         self._queried = metrics.queried_tokens.labels(model_name)
         self._step_tokens = metrics.step_tokens.labels(model_name)
         self._step_time = metrics.step_time.labels(model_name)
+        self._lease_wait = metrics.lease_wait.labels(model_name)
         self._open_requests = metrics.open_requests.labels(model_name)
         self._open_tokens = metrics.open_prompt_tokens.labels(model_name)
         self._is_up = metrics.is_up.labels(model_name)
@@ -223,6 +229,7 @@ class ModelMetrics:
         self._kv_usage.set(used / now.num_blocks if now.num_blocks else 0.0)
         self._prompt_tokens.inc(now.prompt_tokens - (last.prompt_tokens if last else 0))
         self._generation_tokens.inc(now.output_tokens - (last.output_tokens if last else 0))
+        self._lease_wait.inc(now.lease_wait_s - (last.lease_wait_s if last else 0.0))
         self._preemptions.inc(now.num_preemptions - (last.num_preemptions if last else 0))
         if now.num_steps != (last.num_steps if last else 0):
             self._step_time.observe(now.last_step_s)

@@ -27,6 +27,7 @@ def build_engine(config: WorkerConfig) -> WorkerEngine:
             max_model_len=config.max_model_len,
             threads=config.threads,
             packing=config.packing,
+            lease_fd=config.lease_fd,
         ),
     )
     return WorkerEngine(loaded.engine, loaded.tokenizer, _ready(config, path, loaded))

@@ -11,7 +11,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a worker needs. Sizes in bytes. No secrets.
 
     `endpoint` is the ipc:// address the gateway has bound; `parent_pid` the process whose death
-    ends this one. `builder` is the import string of a function (WorkerConfig) -> WorkerEngine.
+    ends this one. `lease_fd`: the inherited descriptor of a compute lease, None for no lease.
+    `builder` is the import string of a function (WorkerConfig) -> WorkerEngine.
     """
 
     model_name: str
@@ -25,6 +26,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_waiting: int = 512
     max_waiting_tokens: int = 1 << 20
     threads: int | None = None
+    lease_fd: int | None = None
     packing: str | None = None
     log_level: str = "info"
     log_format: str = "text"

@@ -160,6 +160,7 @@ class Progress(_Frame, frozen=True):
     output_tokens: int
     last_step_s: float
     last_step_rows: int
+    lease_wait_s: float = 0.0
 
 
 ToWorker: TypeAlias = Submit | Cancel | Drain

@@ -214,6 +214,7 @@ class EngineLoop:
             output_tokens=stats.output_tokens,
             last_step_s=stats.last_step_s,
             last_step_rows=stats.last_step_rows,
+            lease_wait_s=stats.lease_wait_s,
         )
 
 
