@@ -69,7 +69,7 @@ def parse_stat(text: str) -> tuple[float, float]:
 
 
 def group_cpu_s(group: int) -> float:
-    """User and system seconds of every live process of a group."""
+    """User and system seconds of every live process of a group, and of children that ended."""
     ticks = 0
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -77,7 +77,7 @@ def group_cpu_s(group: int) -> float:
         except OSError:
             continue  # it ended
         if int(fields[2]) == group:
-            ticks += int(fields[11]) + int(fields[12])
+            ticks += sum(map(int, fields[11:15]))
     return ticks * TICK_S
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -18,6 +19,12 @@ from benchmarks.machine import Contention, CpuClock
 
 ROOT = Path(__file__).parent.parent
 MAX_ATTEMPTS = 5
+PR_SET_PDEATHSIG = 1
+
+
+def _die_with_parent() -> None:
+    """In the child: a driver that is killed may not leave a stopped process behind (prctl(2))."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class UnavailableError(Exception):
@@ -64,6 +71,7 @@ class System:
             cwd=ROOT,
             env={**os.environ, **launch.environment},
             start_new_session=True,
+            preexec_fn=_die_with_parent,  # noqa: PLW1509 (this process has no other threads)
         )
         try:
             self.version = str(self._answer()["version"])
@@ -89,6 +97,11 @@ class System:
         """Seconds from the start of the process to the first token of a short prompt."""
         self._ask({"do": "prefill", "tokens": 16, "cold": True})
         return time.perf_counter() - self._started_s
+
+    @property
+    def group(self) -> int:
+        """Its process group."""
+        return self._process.pid
 
     def clock(self) -> CpuClock:
         """The machine's time now; what this system used counts as its own."""

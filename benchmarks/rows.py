@@ -90,11 +90,29 @@ def write_figures(path: Path, figures: Sequence[Figure]) -> None:
 
 
 def read_figures(path: Path) -> list[Figure]:
+    """Figures, or those that rows of benchmarks.two_workers say."""
     with path.open(newline="") as file:
-        return [
-            Figure(int(line["round"]), line["figure"], float(line["value"]), line["unit"])
-            for line in csv.DictReader(file)
-        ]
+        lines = list(csv.DictReader(file))
+    if lines and "situation" in lines[0]:
+        return _situations(lines)
+    return [
+        Figure(int(line["round"]), line["figure"], float(line["value"]), line["unit"])
+        for line in lines
+    ]
+
+
+def _situations(lines: Sequence[dict[str, str]]) -> list[Figure]:
+    """Every situation's rate over that of one worker at the same point of the same round."""
+    rates = {
+        (line["point"], line["situation"], int(line["round"])): float(line["tokens"])
+        / float(line["seconds"])
+        for line in lines
+    }
+    return [
+        Figure(number, f"{point}, {situation} over one", rate / rates[point, "one", number], "x")
+        for (point, situation, number), rate in rates.items()
+        if situation != "one" and (point, "one", number) in rates
+    ]
 
 
 def medians(figures: Iterable[Figure]) -> dict[str, tuple[float, str, int]]:

@@ -56,9 +56,9 @@ class Bench:
     def run(self) -> None:
         """Start everything, measure every round, end everything."""
         cost = self._describe()
-        roof = Machine(self.lineup.threads, cost.weight_bytes)
         systems = self._start()
         try:
+            roof = Machine(self.lineup.threads, cost.weight_bytes)
             for number in range(self.rounds):
                 self.rows += roof.measure(number)
                 for point, command in self.points.items():

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from typing import Any, Protocol
 FIRST_ID, LAST_ID = 1000, 30000
 # An untimed prompt before each timed one: pages, threads and frequency are as in a running server.
 WARM_UP_LEN = 16
+_FOLDERS = re.compile(r"/(?:[^\s/:]+/)+")
 
 
 class UnsupportedError(Exception):
@@ -98,5 +100,6 @@ def random_prompt(rng: random.Random, length: int) -> list[int]:
 
 
 def _reason(error: Exception) -> str:
-    text = " ".join(str(error).split())
+    """One line; of a path only the file's name, since rows are published."""
+    text = _FOLDERS.sub("", " ".join(str(error).split()))
     return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__

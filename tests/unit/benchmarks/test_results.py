@@ -72,6 +72,15 @@ def test_figures_come_back_and_have_medians(tmp_path: Path) -> None:
     assert medians(figures) == {"peak": (2.0, "MB", 3)}
 
 
+def test_workers_are_compared_within_a_round(tmp_path: Path) -> None:
+    lines = ["round,point,situation,seconds,tokens"]
+    lines += ["0,decode 1,one,2.0,100", "0,decode 1,two,2.0,95", "1,decode 1,two,2.0,9"]
+    (tmp_path / "w.csv").write_text("\n".join(lines), "utf-8")
+    (figure,) = read_figures(tmp_path / "w.csv")
+    assert (figure.round, figure.figure) == (0, "decode 1, two over one")
+    assert figure.value == pytest.approx(0.95)
+
+
 def test_ratios_are_of_the_same_round_and_the_best_setting() -> None:
     results = Results(speed_rows(), FACTS)
     assert results.best("prefill 512", "llama-cpp") == "llama-cpp flash=on"

@@ -1,0 +1,126 @@
+"""The protocol between driver and systems, with real processes."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.lineup import Lineup
+from benchmarks.machine import group_cpu_s
+from benchmarks.process import Launch, System, UnavailableError
+from benchmarks.systems import protocol
+from tests.support.make_model import make_gguf
+
+ADAPTER = """
+import sys, time
+from benchmarks.systems import protocol
+
+class Fake:
+    version = "1"
+    def prefill(self, prompt):
+        print("noise on stdout")
+        return len(prompt) / 1000
+    def decode(self, prompts, tokens):
+        if len(prompts) > 1:
+            raise protocol.UnsupportedError("one at a time, see /opt/some/where/file.cpp:3")
+        sys.exit("boom")
+
+def load():
+    if len(sys.argv) > 1:
+        raise RuntimeError(sys.argv[1])
+    import threading
+    threading.Thread(target=spin, daemon=True).start()
+    return Fake()
+
+def spin():
+    while True:
+        pass
+
+protocol.run("fake", load)
+"""
+
+
+def fake(*arguments: str) -> Launch:
+    return Launch("fake", [sys.executable, "-c", ADAPTER, *arguments])
+
+
+def test_answers_pass_and_what_is_printed_does_not_disturb() -> None:
+    system = System(fake())
+    try:
+        got = system.measure({"do": "prefill", "tokens": 40})
+        assert (system.version, got.seconds, got.tokens) == ("1", 0.04, 40)
+        assert system.first_token_s() > 0
+        with pytest.raises(UnavailableError, match=r"one at a time, see file\.cpp:3"):
+            system.measure({"do": "decode", "sequences": 2, "context": 4, "tokens": 2})
+        with pytest.raises(UnavailableError, match="it ended early: boom"):
+            system.measure({"do": "decode", "sequences": 1, "context": 4, "tokens": 2})
+    finally:
+        system.close()
+
+
+def test_who_waits_is_stopped() -> None:
+    system = System(fake())
+    try:
+        system.measure({"do": "prefill", "tokens": 4})
+        group = system.group
+        time.sleep(0.05)
+        before = group_cpu_s(group)
+        time.sleep(0.2)
+        assert group_cpu_s(group) == before > 0
+    finally:
+        system.close()
+    assert group_cpu_s(group) == 0
+
+
+def test_a_killed_driver_leaves_nothing_behind(tmp_path: Path) -> None:
+    script = tmp_path / "adapter.py"
+    script.write_text(ADAPTER, "utf-8")
+    driver = (
+        "import os, signal, sys\n"
+        "from benchmarks.process import Launch, System\n"
+        f"system = System(Launch('fake', [sys.executable, {str(script)!r}]))\n"
+        "system.first_token_s()\n"
+        "print(system.group, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    command = [sys.executable, "-c", driver]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{int(done.stdout)}").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not Path(f"/proc/{int(done.stdout)}").exists()
+
+
+def test_a_system_that_cannot_load_says_why() -> None:
+    with pytest.raises(UnavailableError, match="RuntimeError: no such model"):
+        System(fake("no such model"))
+
+
+def test_prompts_are_new_every_time_and_have_no_control_tokens() -> None:
+    rng = random.Random(0)
+    first, second = protocol.random_prompt(rng, 500), protocol.random_prompt(rng, 500)
+    assert first != second
+    assert min(first + second) >= protocol.FIRST_ID
+
+
+def test_ours_answers_every_measurement(tmp_path: Path) -> None:
+    made = make_gguf(tmp_path / "m.gguf", vocab_size=protocol.LAST_ID)
+    (launch,) = Lineup(made.path, 1, None).launches()
+    system = System(launch)
+    try:
+        commands: list[tuple[dict[str, object], int]] = [
+            ({"do": "prefill", "tokens": 30}, 30),
+            ({"do": "decode", "sequences": 3, "context": 20, "tokens": 4}, 12),
+            ({"do": "verify", "rows": 5, "context": 20, "tokens": 3}, 15),
+        ]
+        for command, tokens in commands:
+            got = system.measure(command)
+            assert got.seconds > 0
+            assert got.tokens == tokens
+    finally:
+        system.close()
