@@ -57,7 +57,7 @@ template <typename Body>
 void on_every_thread(Pool& pool, const Body& body) {
   const int count = pool.num_threads();
   std::atomic<int> arrived{0};
-  Pool::Lease lease(pool);
+  Pool::Lease lease(pool, count);
   lease.parallel_for(static_cast<uint32_t>(count), [&](int thread, uint32_t) {
     arrived.fetch_add(1);
     wait_for([&] { return arrived.load() == count; }, std::chrono::microseconds(0));

@@ -120,7 +120,8 @@ void Pool::stop_workers() {
   workers_.clear();
 }
 
-Pool::Lease::Lease(Pool& pool) : pool_(pool), lock_(pool.lease_) {
+Pool::Lease::Lease(Pool& pool, int num_running) : pool_(pool), lock_(pool.lease_) {
+  pool.wake_limit_ = std::clamp(num_running, 1, pool.num_threads_);
   if (pool.compute_lease_) pool.compute_lease_->acquire();
   pool.in_step_.store(true, std::memory_order_relaxed);
   // A caller that woke up on a worker's processor would share it until the kernel's balancer acts.
@@ -161,7 +162,7 @@ void Pool::run_phase(uint32_t num_chunks, Call call, const void* context) {
 // the other. The kernel wakes who has slept longest.
 void Pool::wake_workers() {
   const int sleepers = static_cast<int>(sleepers_.load(std::memory_order_seq_cst));
-  const int wanted = sleepers - (num_threads_ - num_running_);
+  const int wanted = sleepers - (num_threads_ - wake_limit_);
   if (wanted <= 0) return;
   wake_.fetch_add(1, std::memory_order_seq_cst);
   futex_wake(wake_, wanted);

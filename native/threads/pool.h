@@ -50,12 +50,14 @@ class Pool {
   // and moves it off the workers' processors if it runs on one.
   class Lease {
    public:
-    explicit Lease(Pool& pool);
+    explicit Lease(Pool& pool) : Lease(pool, pool.num_running_) {}
+    // For bodies that wait for each other: so many threads run at a time, whatever the processors.
+    Lease(Pool& pool, int num_running);
     ~Lease();
     Lease(const Lease&) = delete;
     Lease& operator=(const Lease&) = delete;
 
-    int num_threads() const { return pool_.num_running_; }
+    int num_threads() const { return pool_.wake_limit_; }
 
     // Calls body(thread, chunk) once for each chunk in [0, num_chunks), thread <
     // Pool::num_threads(); returns when all are done. Chunks are claimed in increasing order. If
@@ -98,6 +100,7 @@ class Pool {
 
   // Groups of fields that different threads write stand on cache lines of their own.
   alignas(64) std::mutex lease_;
+  int wake_limit_ = 1;          // threads that the present lease lets run at a time
   uint32_t expected_done_ = 0;  // what done_ will be when the phase is over
   std::mutex error_mutex_;
   std::exception_ptr error_;

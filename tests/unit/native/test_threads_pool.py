@@ -114,3 +114,32 @@ ok = testing.run_phases(pool, [5]) == [[1] * 5]
 sys.exit(os.waitstatus_to_exitcode(status) or (0 if ok else 4))
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=60)
+
+
+def masks_by_name() -> dict[str, list[set[int]]]:
+    """Affinity masks of the threads of this process."""
+    masks: dict[str, list[set[int]]] = {}
+    for thread in os.listdir("/proc/self/task"):
+        with open(f"/proc/self/task/{thread}/comm") as file:
+            masks.setdefault(file.read().strip(), []).append(os.sched_getaffinity(int(thread)))
+    return masks
+
+
+def test_only_the_workers_of_a_pool_are_pinned() -> None:
+    allowed = os.sched_getaffinity(0)
+    before = masks_by_name().get("headrace-pool", [])
+    pool = ThreadPool(len(allowed))
+    testing.thread_states(pool)  # every thread has begun
+    masks = masks_by_name()
+    pinned = masks.pop("headrace-pool", [])
+    assert len(pinned) - len(before) == len(allowed) - 1
+    assert all(mask == allowed for name in masks for mask in masks[name])
+    if len(allowed) > 1:
+        assert {min(mask) for mask in pinned if len(mask) == 1} >= allowed - {min(allowed)}
+
+
+def test_of_a_crowded_pool_as_many_run_as_there_are_processors() -> None:
+    num_cpus = len(os.sched_getaffinity(0))
+    for count in (1, num_cpus, num_cpus + 1, 64 + num_cpus):
+        pool = ThreadPool(count)
+        assert (pool.num_threads, pool.num_running) == (count, min(count, num_cpus))
