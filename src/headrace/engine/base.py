@@ -94,6 +94,7 @@ class EngineStats:
     output_tokens: int = 0
     last_step_s: float = 0.0
     lease_wait_s: float = 0.0  # of last_step_s in all: other processes had their turn
+    last_native_s: float = 0.0
     last_step_rows: int = 0
 
 

@@ -193,6 +193,7 @@ class Engine:
         self._stats.num_steps += 1
         self._stats.last_step_s = self._clock() - started
         self._stats.lease_wait_s = result.waited_s
+        self._stats.last_native_s = result.native_s
         self._stats.last_step_rows = len(built.plan.tokens)
         events, self._events = self._events, []
         return events

@@ -1,160 +1,193 @@
-"""`headrace bench engine`: speed of a model on this machine, beside what its memory can deliver."""
+"""`headrace bench engine`: speed of a model on this machine, beside the machine's own limits."""
 
 from __future__ import annotations
 
-import time
-from dataclasses import asdict, dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Annotated
+import contextlib
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 from headrace.cli import console, options
 from headrace.cli.params import Opt, integer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from headrace.engine.llm import LLM
+    from headrace.bench.engine import EngineBench, Figure, Limits, Plan, Run
 
-# Read once per measurement; far larger than any cache.
-READ_BYTES = 256 << 20
-HEAD = ["measurement", "median", "least", "most", "unit", "of the roof"]
+HEAD = [
+    "measurement", "tok/s", "least", "most", "of the roof", "step ms", "Python ms", "p99",
+]  # fmt: skip
+CSV_HEAD = "point,run,step,rows,context,wall_s,native_s\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """Median, least and most of one measured quantity over the repeats.
-
-    `roof_share`: for decode, the bytes of the model's file read once per step (all streams share
-    it), over the memory bandwidth measured in the same run. Reads of KV are not counted.
-    """
-
-    name: str
-    unit: str
-    median: float
-    least: float
-    most: float
-    roof_share: float | None = None
+PromptLen = Annotated[
+    list[int] | None,
+    Opt(
+        "--prompt-len",
+        "Tokens of a prefill; may be repeated. Default: 128, 512 and 2048.",
+        "N",
+        integer(1),
+    ),
+]
+Batch = Annotated[
+    list[int] | None,
+    Opt(
+        "--batch",
+        "Sequences that decode at once; may be repeated. Default: 1, 8 and 32.",
+        "N",
+        integer(1, 4096),
+    ),
+]
+Context = Annotated[
+    list[int] | None,
+    Opt(
+        "--context",
+        "Tokens before what is decoded; may be repeated. Default: 128 and 2048.",
+        "N",
+        integer(1),
+    ),
+]
+Steps = Annotated[int, Opt("--steps", "Steps of a decode run.", "N", integer(1, 10000))]
+Repeat = Annotated[
+    int, Opt("--repeat", "Runs of each measurement; the median counts.", "N", integer(1, 1000))
+]
+Accuracy = Annotated[
+    bool, Opt("--accuracy", "Also compare with float32 arithmetic, on a short text.")
+]
+Csv = Annotated[Path | None, Opt("--csv", "Write the times of every step.", "FILE", Path)]
 
 
 def engine(
     model: options.Model,
-    prompt_len: Annotated[
-        int, Opt("--prompt-len", "Tokens of the prefill measurement.", "N", integer(1))
-    ] = 512,
-    output_len: Annotated[
-        int, Opt("--output-len", "Tokens of the decode measurements.", "N", integer(2))
-    ] = 64,
-    batch: Annotated[
-        list[int] | None,
-        Opt(
-            "--batch",
-            "Streams at once; may be repeated. Default: 1 and 32.",
-            "N",
-            integer(1, 4096),
-        ),
-    ] = None,
-    repeat: Annotated[int, Opt("--repeat", "Runs of each measurement.", "N", integer(1))] = 3,
+    prompt_len: PromptLen = None,
+    batch: Batch = None,
+    context: Context = None,
+    steps: Steps = 16,
+    repeat: Repeat = 3,
     threads: options.Threads = None,
     kv_cache_memory: options.KvCacheMemory = None,
+    accuracy: Accuracy = False,
+    csv: Csv = None,
     json: options.Json = False,
 ) -> None:
-    """Measure a model's speed beside the memory's."""
-    from headrace.cli.machine import file_bytes
-    from headrace.cli.session import open_llm
+    """Measure a model's speed through the engine.
 
-    batches = batch or [1, 32]
-    console.say(f"Loading {model}.")
-    with open_llm(
-        model,
-        threads=threads,
-        kv_cache_bytes=kv_cache_memory,
-        max_model_len=None,
-        max_num_seqs=max(batches),
-    ) as llm:
-        figures = list(_figures(llm, file_bytes(model), prompt_len, output_len, batches, repeat))
+    The roof of decode is what the machine takes to read as many bytes as a step must: tensors as
+    the file stores them, keys and values. That of prefill is its multiply-adds at the rates of
+    `bench roof`. Python is the time of a step outside the native core.
+    """
+    from headrace.bench.engine import Plan
+
+    usual = Plan()
+    plan = Plan(
+        tuple(prompt_len or usual.prompt_lens),
+        tuple(batch or usual.batches),
+        tuple(context or usual.contexts),
+        steps,
+        repeat,
+    )
+    report = _run(model, plan, threads, kv_cache_memory, csv)
+    if accuracy:
+        report["accuracy"] = _accuracy(model, threads)
     if json:
-        console.print_json({"model": model, "figures": [asdict(figure) for figure in figures]})
+        console.print_json(report)
     else:
-        console.print_table(HEAD, [_row(figure) for figure in figures])
+        _print(report)
 
 
-def _figures(
-    llm: LLM,
-    model_bytes: int,
-    prompt_len: int,
-    output_len: int,
-    batches: list[int],
-    repeat: int,
-) -> Iterator[Figure]:
-    memory = _measure("memory read", "GB/s", repeat, _read_gb_per_s)
-    yield memory
-    prefill = partial(_prefill_per_s, llm, prompt_len)
-    yield _measure(f"prefill, {prompt_len} tokens", "tok/s", repeat, prefill)
-    for num_streams in batches:
-        decode = partial(_decode_per_s, llm, num_streams, output_len)
-        figure = _measure(f"decode, {num_streams} at once", "tok/s", repeat, decode)
-        read_per_s = figure.median / num_streams * model_bytes
-        yield replace(figure, roof_share=read_per_s / (memory.median * 1e9))
+def _run(
+    model: str, plan: Plan, threads: int | None, kv_cache_bytes: int | None, csv: Path | None
+) -> dict[str, Any]:
+    """All that was measured, for JSON."""
+    from headrace.bench.engine import EngineBench, Limits, Model, load
+    from headrace.weights.resolve import resolve
+
+    figures: list[dict[str, Any]] = []
+    with contextlib.ExitStack() as stack:
+        raw = None if csv is None else stack.enter_context(csv.open("w", encoding="utf-8"))
+        progress = stack.enter_context(console.ProgressLine(model))
+        found = Model.open(resolve(model, progress=progress))
+        console.say(f"Loading {model}.")
+        loaded = load(found, plan, threads=threads, kv_cache_bytes=kv_cache_bytes)
+        stack.callback(loaded.close)
+        limits = Limits(found.workload, threads)
+        for figure, runs in _measure(EngineBench(loaded), limits, plan):
+            if raw is not None:
+                raw.write("" if figures else CSV_HEAD)
+                raw.writelines(_csv_lines(figure.name, runs))
+                raw.flush()
+            figures.append(asdict(figure))
+    return {
+        "model": model,
+        "isa": limits.isa,
+        "threads": limits.threads,
+        "weight_bytes_per_step": found.workload.weight_bytes,
+        "roof": [asdict(rate) for rate in limits.rates],
+        "figures": figures,
+    }
 
 
-def _row(figure: Figure) -> list[str]:
-    values = (figure.median, figure.least, figure.most)
-    share = "" if figure.roof_share is None else f"{figure.roof_share:.0%}"
-    return [figure.name, *(f"{value:.1f}" for value in values), figure.unit, share]
+def _measure(bench: EngineBench, limits: Limits, plan: Plan) -> Iterator[tuple[Figure, list[Run]]]:
+    """Every point that fits; what does not is said."""
+    from headrace.bench.engine import figure_of
+
+    bench.warm_up()
+    for length in plan.prompt_lens:
+        name = f"prefill {length}"
+        if _fits(bench, name, 1, length + 1):
+            runs = [bench.prefill(length) for _ in range(plan.repeat)]
+            yield figure_of(name, runs, length / limits.prefill_s(length)), runs
+    for context in plan.contexts:
+        for batch in plan.batches:
+            name = f"decode {batch}, context {context}"
+            if _fits(bench, name, batch, context + plan.output_len(batch, context, bench.chunk)):
+                runs = list(bench.decode(batch, context, plan))
+                seen = sum(run.context for run in runs) / len(runs)
+                yield figure_of(name, runs, batch / limits.decode_s(batch, seen)), runs
 
 
-def _measure(name: str, unit: str, repeat: int, once: Callable[[], float]) -> Figure:
-    """One warm-up, then `repeat` runs."""
-    import statistics
-
-    console.say(f"Measuring {name}.")
-    once()
-    values = [once() for _ in range(repeat)]
-    return Figure(name, unit, statistics.median(values), min(values), max(values))
+def _fits(bench: EngineBench, name: str, batch: int, length: int) -> bool:
+    reason = bench.does_not_fit(batch, length)
+    console.say(f"Measuring {name}." if reason is None else f"Left out {name}: {reason}.")
+    return reason is None
 
 
-def _prompt(llm: LLM, length: int, salt: int) -> list[int]:
-    """Token ids from a linear congruence (Knuth's MMIX constants): no two prompts are alike."""
-    state, ids = salt + 1, []
-    for _ in range(length):
-        state = (state * 6364136223846793005 + 1442695040888963407) % (1 << 64)
-        ids.append((state >> 33) % llm.tokenizer.vocab_size)
-    return ids
+def _accuracy(model: str, threads: int | None) -> dict[str, float]:
+    from headrace.bench.accuracy import compare_with_reference
+    from headrace.weights.resolve import resolve
+
+    console.say("Comparing with the NumPy reference backend.")
+    return asdict(compare_with_reference(resolve(model), threads))
 
 
-def _prefill_per_s(llm: LLM, prompt_len: int) -> float:
-    from headrace.engine.sampling import SamplingParams
-
-    params = SamplingParams(max_tokens=1, temperature=0.0)
-    output = llm.generate([_prompt(llm, prompt_len, time.monotonic_ns())], params)[0]
-    return prompt_len / output.timings.prefill_s
-
-
-def _decode_per_s(llm: LLM, num_streams: int, output_len: int) -> float:
-    """Tokens after the first of every stream, over the longest time that one of them decoded."""
-    from headrace.engine.sampling import SamplingParams
-
-    params = SamplingParams(max_tokens=output_len, temperature=0.0, ignore_eos=True)
-    salt = time.monotonic_ns()
-    prompts = [_prompt(llm, 16, salt + index) for index in range(num_streams)]
-    outputs = llm.generate(prompts, params)
-    decode_s = max(output.timings.decode_s for output in outputs)
-    return num_streams * (output_len - 1) / decode_s
+def _csv_lines(name: str, runs: list[Run]) -> Iterator[str]:
+    for number, run in enumerate(runs):
+        for step, (wall_s, native_s) in enumerate(run.steps):
+            rows = run.tokens // len(run.steps)
+            yield (
+                f'"{name}",{number},{step},{rows},{run.context:.1f},{wall_s:.9f},{native_s:.9f}\n'
+            )
 
 
-def _read_gb_per_s() -> float:
-    """Bytes per second that all cores together read from memory (a maximum over 64-bit words)."""
-    from concurrent.futures import ThreadPoolExecutor
+def _print(report: dict[str, Any]) -> None:
+    console.print_table(HEAD, [_row(figure) for figure in report["figures"]])
+    rates = ", ".join(f"{r['name']} {r['together']:.1f} {r['unit']}" for r in report["roof"])
+    print(f"\nroof: {rates}; {report['threads']} threads, kernels {report['isa']}")
+    if "accuracy" in report:
+        found = report["accuracy"]
+        print(
+            f"accuracy: mean KL {found['mean_kl']:.6f} nats from float32, same best token "
+            f"{found['same_best']:.2%}, of {found['tokens']} tokens"
+        )
 
-    import numpy as np
 
-    from headrace.cli.machine import usable_cores
-
-    num_threads = usable_cores()
-    words = np.ones(READ_BYTES // 8, dtype=np.int64)
-    parts = np.array_split(words, num_threads)
-    with ThreadPoolExecutor(num_threads) as pool:
-        started_s = time.perf_counter()
-        list(pool.map(np.max, parts))
-        elapsed_s = time.perf_counter() - started_s
-    return READ_BYTES / elapsed_s / 1e9
+def _row(figure: dict[str, Any]) -> list[str]:
+    rates = (figure["median"], figure["least"], figure["most"])
+    times = (figure["step_ms"], figure["python_median_ms"], figure["python_p99_ms"])
+    return [
+        figure["name"],
+        *(f"{rate:.1f}" for rate in rates),
+        f"{figure['roof_share']:.0%}",
+        *(f"{time:.2f}" for time in times),
+    ]
