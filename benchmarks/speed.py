@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import machine
-from benchmarks.lineup import Lineup
+from benchmarks.lineup import OURS, Lineup
 from benchmarks.process import MAX_ATTEMPTS, System, UnavailableError
 from benchmarks.rivals.environment import default_folder
 from benchmarks.roof import Machine, ModelCost
@@ -106,6 +106,10 @@ class Bench:
             started = {"version": system.version, "ready_s": system.ready_s}
             self.facts["systems"][launch.name] = started | {"first_token_s": first_s}
             say(f"{launch.name} {system.version}: first token after {first_s:.1f} s")
+        if not any(system.name.startswith(OURS) for system in systems):
+            for system in systems:
+                system.close()
+            raise SystemExit(f"{OURS} cannot be measured; the reason is above.")
         return systems
 
     def _measure(self, number: int, point: str, command: Command, system: System) -> None:
