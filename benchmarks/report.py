@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from benchmarks.rows import RESULTS, ROOF, Row, medians, read_figures, read_run
 from benchmarks.runs import RUNS, Run
 from benchmarks.targets import FIGURE_TARGETS, TARGETS, Target
 
+_GIGA_UNITS = {"bytes": "GB", "operations": "Gop"}
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "docs" / "benchmarks.md", ROOT / "README.md")
 _MARKED = re.compile(r"(<!-- begin (?P<name>[\w-]+) -->\n).*?(<!-- end (?P=name) -->)", re.DOTALL)
@@ -59,11 +61,11 @@ def targets_table(number: str, results: Results) -> str:
     for target in TARGETS.get(number, ()):
         value = target.read(results)
         lines.append([target.what, _bound(target), *_outcome(target, value)])
-    return table(["target", "at least", "measured", "reached"], lines) if lines else ""
+    return table(["target", "bound", "measured", "reached"], lines) if lines else ""
 
 
 def _bound(target: Target) -> str:
-    return f"{'at most ' if target.at_most else ''}{target.bound:.4g} {target.unit}"
+    return f"{'<=' if target.at_most else '>='} {target.bound:.4g} {target.unit}"
 
 
 def _outcome(target: Target, value: float | None) -> list[str]:
@@ -83,6 +85,8 @@ def run_section(run: Run, folder: Path = RESULTS) -> str | None:
         return _figures_section(run, path)
     rows, facts = read_run(path)
     results = Results(rows, facts)
+    if not results.points():
+        return None
     body = start_table(results) if run.kind == "start" else speed_table(rows, facts)
     parts = [conditions(facts), body, targets_table(run.number, results), remarks(results)]
     return "\n\n".join(part for part in parts if part)
@@ -117,7 +121,7 @@ def remarks(results: Results) -> str:
         rate = results.rate(point, ROOF)
         unit = next(r.unit for r in results.rows if r.point == point)
         if rate is not None:
-            lines.append(f"- Roof, {point}: {rate / 1e9:.1f} G{unit}/s.")
+            lines.append(f"- Roof, {point}: {rate / 1e9:.1f} {_GIGA_UNITS[unit]}/s.")
     lines += [f"- Left out: {what} ({why})." for what, why in results.facts["left_out"].items()]
     return "\n".join(lines)
 
@@ -132,7 +136,9 @@ def _figures_section(run: Run, path: Path) -> str:
             reached = value <= bound if at_most else value >= bound
             line[3:] = [f"{'<=' if at_most else '>='} {bound:g}", "yes" if reached else "no"]
         lines.append(line)
-    return table(["figure", "median", "rounds", "target", "reached"], lines)
+    facts = path.with_suffix(".json")
+    head = [conditions(json.loads(facts.read_text("utf-8")))] if facts.is_file() else []
+    return "\n\n".join([*head, table(["figure", "median", "rounds", "bound", "reached"], lines)])
 
 
 def readme_table(folder: Path = RESULTS) -> str | None:
