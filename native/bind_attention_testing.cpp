@@ -16,6 +16,7 @@
 #include "attention/plan.h"
 #include "bind_testing.h"
 #include "common/table.h"
+#include "tape/tape.h"
 #include "threads/fp_env.h"
 
 namespace nb = nanobind;
@@ -68,38 +69,33 @@ std::tuple<std::vector<ItemNumbers>, std::vector<MergeNumbers>, int64_t> plan_at
   return {items, merges, plan.num_partials};
 }
 
-// q: [rows, ldq]; kv: [blocks, num_kv_heads * 2 * head_dim * 16] halves; table_starts by sequence.
+// q: [rows, ldq]; kv: [blocks, num_kv_heads], see KVType; table_starts by sequence.
 nb::bytes attend(const std::string& isa, const nb::bytes& q, const nb::bytes& kv,
                  const std::vector<int32_t>& tables, const std::vector<int32_t>& table_starts,
                  const std::vector<int32_t>& positions, int32_t num_heads, int32_t num_kv_heads,
                  int32_t head_dim, int32_t window, float scale, float softcap,
                  const std::vector<ItemNumbers>& items, const std::vector<MergeNumbers>& merges,
-                 int64_t num_partials) {
+                 int64_t num_partials, int32_t kv_type) {
   const FpEnv env;
   const KernelTable* table = choose_table(isa.c_str());
   require(table != nullptr, "no such kernel table");
   require(head_dim % 8 == 0 && num_heads % num_kv_heads == 0, "the shape is not supported");
   const std::vector<float> queries = copy_values<float>(q);
-  const std::vector<uint16_t> arena = copy_values<uint16_t>(kv);
+  const KVType type = to_kv_type(kv_type);
+  const std::vector<uint8_t> arena = copy_values<uint8_t>(kv);
   const auto num_rows = static_cast<int64_t>(positions.size());
   const int64_t width = int64_t{num_heads} * head_dim;
   std::vector<float> out = poison(num_rows * width);
   std::vector<float> partials = poison(num_partials * partial_floats(head_dim));
   const int64_t ldq = static_cast<int64_t>(queries.size()) / num_rows;
   require(ldq >= width, "q has another size");
-  const AttnParams params{queries.data(),
-                          ldq,
-                          out.data(),
-                          width,
-                          arena.data(),
-                          int64_t{num_kv_heads} * 2 * head_dim * kBlockLen,
-                          num_heads,
-                          num_kv_heads,
-                          head_dim,
-                          window,
-                          scale,
-                          softcap,
-                          positions.data(),
+  const AttnParams params{queries.data(), ldq,
+                          out.data(),     width,
+                          arena.data(),   num_kv_heads * kv_head_bytes(type, head_dim),
+                          type,           num_heads,
+                          num_kv_heads,   head_dim,
+                          window,         scale,
+                          softcap,        positions.data(),
                           partials.data()};
   const int64_t scratch_floats = attend_scratch_floats(num_heads, num_kv_heads, head_dim);
   constexpr int64_t kGuard = 64;
@@ -137,7 +133,8 @@ void bind_attention_testing(nb::module_& testing) {
   testing.def("attend", attend, nb::arg("isa"), nb::arg("q"), nb::arg("kv"), nb::arg("tables"),
               nb::arg("table_starts"), nb::arg("positions"), nb::arg("num_heads"),
               nb::arg("num_kv_heads"), nb::arg("head_dim"), nb::arg("window"), nb::arg("scale"),
-              nb::arg("softcap"), nb::arg("items"), nb::arg("merges"), nb::arg("num_partials"));
+              nb::arg("softcap"), nb::arg("items"), nb::arg("merges"), nb::arg("num_partials"),
+              nb::arg("kv_type"));
 }
 
 }  // namespace headrace

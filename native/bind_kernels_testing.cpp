@@ -13,6 +13,7 @@
 #include "bind_testing.h"
 #include "common/math.h"
 #include "common/table.h"
+#include "tape/tape.h"
 #include "threads/fp_env.h"
 
 namespace nb = nanobind;
@@ -100,16 +101,19 @@ nb::bytes rope(const std::string& isa, const nb::bytes& x, int64_t ldx, int32_t 
 }
 
 nb::bytes kv_store(const std::string& isa, const nb::bytes& k, const nb::bytes& v,
-                   int32_t num_kv_heads, int32_t head_dim, const nb::bytes& block, int32_t slot) {
+                   int32_t num_kv_heads, int32_t head_dim, const nb::bytes& block, int32_t slot,
+                   int32_t kv_type) {
   const FpEnv env;
   const Floats keys(k);
   const Floats values(v);
-  Guarded<uint16_t> memory(block);
+  const KVType type = to_kv_type(kv_type);
+  Guarded<uint8_t> memory(block);
   const auto width = static_cast<size_t>(num_kv_heads) * static_cast<size_t>(head_dim);
   require(keys.size() == width && values.size() == width, "k or v has another size than one row");
-  require(memory.size() == 2 * width * kBlockLen, "block has another size");
+  require(memory.size() == static_cast<size_t>(num_kv_heads * kv_head_bytes(type, head_dim)),
+          "block has another size");
   require(slot >= 0 && slot < kBlockLen && head_dim % 8 == 0, "slot or head_dim is wrong");
-  table_named(isa).kv_store(keys.data(), values.data(), num_kv_heads, head_dim, memory.data(),
+  table_named(isa).kv_store(type, keys.data(), values.data(), num_kv_heads, head_dim, memory.data(),
                             slot);
   return memory.bytes();
 }
@@ -191,7 +195,8 @@ void bind_kernels_testing(nb::module_& testing) {
               nb::arg("num_heads"), nb::arg("head_dim"), nb::arg("cos_sin"),
               nb::arg("interleaved"));
   testing.def("kv_store", kv_store, nb::arg("isa"), nb::arg("k"), nb::arg("v"),
-              nb::arg("num_kv_heads"), nb::arg("head_dim"), nb::arg("block"), nb::arg("slot"));
+              nb::arg("num_kv_heads"), nb::arg("head_dim"), nb::arg("block"), nb::arg("slot"),
+              nb::arg("kv_type"));
   testing.def("gate", gate, nb::arg("isa"), nb::arg("activation"), nb::arg("x"), nb::arg("ldx"),
               nb::arg("rows"), nb::arg("dim"));
   testing.def("add", add, nb::arg("isa"), nb::arg("x"), nb::arg("ldx"), nb::arg("y"),

@@ -59,12 +59,13 @@ void construct_tape(Tape* self, std::shared_ptr<Weights> weights, const BufferAr
                     const RopeArgs& ropes, std::vector<int32_t> group_windows,
                     const std::vector<std::pair<int32_t, int32_t>>& layers,
                     int32_t layers_per_block, int32_t num_kv_heads, int32_t head_dim,
-                    int32_t vocab) {
+                    int32_t kv_type, int32_t vocab) {
   std::vector<BufferSpec> specs;
   for (const auto& [name, width, wanted] : buffers) specs.push_back({name, width, wanted});
   std::vector<RopeTable> tables;
   for (const auto& [inv_freq, interleaved] : ropes) tables.push_back({inv_freq, interleaved});
-  KVShape kv{std::move(group_windows), {}, layers_per_block, num_kv_heads, head_dim};
+  KVShape kv{std::move(group_windows), {}, layers_per_block, num_kv_heads, head_dim,
+             to_kv_type(kv_type)};
   for (const auto& [group, slot] : layers) kv.layers.push_back({group, slot});
   new (self) Tape(std::move(weights), std::move(specs), std::move(tables), std::move(kv), vocab);
 }
@@ -200,7 +201,7 @@ void bind_tape(nb::module_& m) {
       .def("__init__", &construct_tape, nb::kw_only(), nb::arg("weights"), nb::arg("buffers"),
            nb::arg("ropes"), nb::arg("group_windows"), nb::arg("layers"),
            nb::arg("layers_per_block"), nb::arg("num_kv_heads"), nb::arg("head_dim"),
-           nb::arg("vocab"))
+           nb::arg("kv_type"), nb::arg("vocab"))
       .def("embed", &Tape::embed, nb::arg("out"), nb::arg("weight"), nb::arg("scale"))
       .def("norm", &Tape::norm, nb::arg("out"), nb::arg("src"), nb::arg("weight"), nb::arg("eps"))
       .def("linear", &Tape::linear, nb::arg("out"), nb::arg("src"), nb::arg("weights"),

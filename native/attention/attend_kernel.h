@@ -3,10 +3,12 @@
 //
 // An item's rows (query row x head of the group, "lines" here) go in tiles of up to kTileLines
 // through each split: scores of all tiles, softmax line by line, then P.V. Decode and prefill
-// differ in the number of lines only. Tiling changes no result: every score and every accumulator
-// is one chain of its own.
+// differ in the number of lines only: one tile reads the codes of K and V as they are stored, for
+// several tiles they are expanded to floats once, some blocks at a time. Tiling changes no result:
+// every score and every accumulator is one chain of its own.
 #include "attention/attend.h"
 #include "attention/attend_tiles.h"
+#include "common/v16.h"
 #include "common/v8.h"
 #include "common/v8_math.h"
 
@@ -14,8 +16,8 @@ namespace headrace {
 namespace HEADRACE_ISA_NS {
 namespace {
 
-// K and V are touched this many rows of 16 halves ahead (32 KiB).
-constexpr int32_t kAheadDims = 1024;
+// K and V are touched so many bytes ahead.
+constexpr int64_t kAheadBytes = 32 * 1024;
 constexpr int32_t kBlocksPerSplit = kSplitLen / kBlockLen;
 
 // Half-open range of keys inside a split, or of blocks.
@@ -28,9 +30,11 @@ struct Range {
 
 inline int32_t smaller(int32_t a, int32_t b) { return a < b ? a : b; }
 inline int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
+inline Range both(Range a, Range b) { return {larger(a.begin, b.begin), smaller(a.end, b.end)}; }
 inline Range blocks_of(Range keys) {
   return {keys.begin / kBlockLen, (keys.end + kBlockLen - 1) / kBlockLen};
 }
+inline Range keys_of(Range blocks) { return {blocks.begin * kBlockLen, blocks.end * kBlockLen}; }
 
 // One item on one thread, and the layout of its scratch.
 struct Work {
@@ -41,6 +45,7 @@ struct Work {
   int32_t num_tiles;
   int32_t tile_height;   // lines of every tile but the last
   int32_t ahead_blocks;  // see upcoming
+  float* panel;          // expanded K or V of kPanelBlocks blocks
   float* q;              // per tile: [head_dim][lines of the tile]
   float* scores;         // [line][kScoreStride]
   float* acc;            // [line][head_dim], of the current split
@@ -48,21 +53,32 @@ struct Work {
   float* sum;            // [line] l of the current split
   float* out_top;        // [line] m and l of the splits merged into out
   float* out_sum;
+  int32_t* first;  // [line] first position that it sees, and the one after the last
+  int32_t* end;
 
   Work(const AttnParams& p, const AttnItem& i, float* scratch) : params(p), item(i) {
     group = p.num_heads / p.num_kv_heads;
     num_lines = i.num_rows * group;
     num_tiles = (num_lines + kTileLines - 1) / kTileLines;
     tile_height = (num_lines + num_tiles - 1) / num_tiles;
-    ahead_blocks = larger(1, kAheadDims / p.head_dim);
+    const int64_t part_bytes = kv_part_bytes(p.kv_type, p.head_dim);
+    ahead_blocks = larger(1, static_cast<int32_t>(kAheadBytes / part_bytes));
     const int64_t lines = static_cast<int64_t>(num_tiles) * kTileLines;
-    scores = scratch;
+    panel = scratch;
+    scores = panel + kPanelBlocks * kBlockLen * p.head_dim;
     q = scores + lines * kScoreStride;
     acc = q + lines * p.head_dim;
     top = acc + lines * p.head_dim;
     sum = top + lines;
     out_top = sum + lines;
     out_sum = out_top + lines;
+    first = reinterpret_cast<int32_t*>(out_sum + lines);
+    end = first + lines;
+    for (int32_t line = 0; line < num_lines; ++line) {
+      const int32_t position = p.positions[row(line)];
+      first[line] = p.window > 0 ? larger(0, position - p.window + 1) : 0;
+      end[line] = position + 1;
+    }
   }
 
   int32_t tile_lines(int32_t tile) const {
@@ -76,43 +92,54 @@ struct Work {
   float* out(int32_t line) const {
     return params.out + row(line) * params.ldo + static_cast<int64_t>(head(line)) * params.head_dim;
   }
-  const uint16_t* block_keys(int32_t split, int32_t block) const {
-    const int64_t id = item.table[split * kBlocksPerSplit + block];
-    const int64_t head_halves = 2 * static_cast<int64_t>(params.head_dim) * kBlockLen;
-    return params.kv + id * params.block_stride + item.kv_head * head_halves;
+  // The head's K and V in a block of the table: codes, codes, and their scales.
+  const uint8_t* block_head(int32_t block) const {
+    const int64_t head_bytes = kv_head_bytes(params.kv_type, params.head_dim);
+    return params.kv + item.table[block] * params.block_bytes + item.kv_head * head_bytes;
   }
-  const uint16_t* block_values(int32_t split, int32_t block) const {
-    return block_keys(split, block) + static_cast<int64_t>(params.head_dim) * kBlockLen;
+  const uint8_t* block_codes(int32_t block, bool values) const {
+    return block_head(block) + (values ? kv_part_bytes(params.kv_type, params.head_dim) : 0);
+  }
+  const float* block_scales(int32_t block, bool values) const {
+    if (params.kv_type == KVType::f16) return nullptr;
+    const uint8_t* scales = block_head(block) + 2 * kv_part_bytes(params.kv_type, params.head_dim);
+    return reinterpret_cast<const float*>(scales) + (values ? kBlockLen : 0);
   }
   // What is read some blocks after the K or V of `block`: a split's K blocks, its V blocks,
   // then the next split. At the end, `block` itself.
-  const uint16_t* upcoming(int32_t split, Range blocks, int32_t block, bool values) const {
+  const uint8_t* upcoming(int32_t split, Range blocks, int32_t block, bool values) const {
+    const int32_t base = split * kBlocksPerSplit;
     int32_t next = block + ahead_blocks;
-    if (next < blocks.end) return values ? block_values(split, next) : block_keys(split, next);
+    if (next < blocks.end) return block_codes(base + next, values);
     next -= blocks.end;
     if (!values && blocks.begin + next < blocks.end) {
-      return block_values(split, blocks.begin + next);
+      return block_codes(base + blocks.begin + next, true);
     }
-    const int32_t last = params.positions[item.row_begin + item.num_rows - 1] / kBlockLen;
-    if (values && split + 1 < item.split_end && (split + 1) * kBlocksPerSplit + next <= last) {
-      return block_keys(split + 1, next);
-    }
-    return values ? block_values(split, block) : block_keys(split, block);
+    next += base + kBlocksPerSplit;
+    const bool is_seen = next <= (end[num_lines - 1] - 1) / kBlockLen;
+    if (values && split + 1 < item.split_end && is_seen) return block_codes(next, false);
+    return block_codes(base + block, values);
+  }
+  template <typename Codes>
+  Part<Codes> part(int32_t split, Range blocks, int32_t block, bool values) const {
+    using Code = typename Codes::Code;
+    const int32_t index = split * kBlocksPerSplit + block;
+    return {reinterpret_cast<const Code*>(block_codes(index, values)),
+            reinterpret_cast<const Code*>(upcoming(split, blocks, block, values)),
+            block_scales(index, values)};
   }
   // Keys of a split that a line sees, relative to the split.
   Range visible(int32_t split, int32_t line) const {
-    const int32_t position = params.positions[row(line)];
-    const int32_t first = split * kSplitLen;
-    const int32_t low = params.window > 0 ? larger(0, position - params.window + 1) : 0;
-    return {larger(0, low - first), smaller(kSplitLen, position + 1 - first)};
+    const int32_t start = split * kSplitLen;
+    return {larger(0, first[line] - start), smaller(kSplitLen, end[line] - start)};
   }
   // What the lines [begin, end) see together: positions increase by one from row to row, so both
   // ends rise and no row between two that see a split misses it.
-  Range visible(int32_t split, int32_t begin, int32_t end) const {
-    return {visible(split, begin).begin, visible(split, end - 1).end};
+  Range visible_to(int32_t split, int32_t from, int32_t to) const {
+    return {visible(split, from).begin, visible(split, to - 1).end};
   }
   Range tile_visible(int32_t split, int32_t tile) const {
-    return visible(split, tile * tile_height, tile * tile_height + tile_lines(tile));
+    return visible_to(split, tile * tile_height, tile * tile_height + tile_lines(tile));
   }
 };
 
@@ -128,104 +155,156 @@ void pack_queries(const Work& work) {
   }
 }
 
-inline float* tile_scores(const Work& work, int32_t tile, int32_t block) {
-  return work.scores + static_cast<int64_t>(tile) * work.tile_height * kScoreStride +
-         static_cast<int64_t>(block) * kBlockLen;
+// Scores of one tile against the blocks [begin, end) of a split, of which those from `origin` on
+// are in `keys`.
+template <typename Codes>
+inline void score_blocks(const Work& work, int32_t tile, Range blocks, const Part<Codes>* keys,
+                         int32_t origin) {
+  if (blocks.empty()) return;
+  const int32_t dim = work.params.head_dim;
+  const int64_t line = static_cast<int64_t>(tile) * work.tile_height;
+  float* scores = work.scores + line * kScoreStride + blocks.begin * kBlockLen;
+  with_count(work.tile_lines(tile), [&](auto n) {
+    score_row<Codes, n.value>(keys + (blocks.begin - origin), blocks.end - blocks.begin,
+                              work.q + line * dim, dim, scores);
+  });
 }
 
-// Scores of every tile against the blocks that it sees, two blocks at a time.
-void score_split(const Work& work, int32_t split) {
-  const int32_t dim = work.params.head_dim;
-  const Range all = blocks_of(work.visible(split, 0, work.num_lines));
-  for (int32_t b = all.begin; b < all.end; b += 2) {
-    const int32_t last = smaller(b + 1, all.end - 1);
-    const uint16_t* keys[2] = {work.block_keys(split, b), work.block_keys(split, last)};
-    const uint16_t* ahead[2] = {work.upcoming(split, all, b, false),
-                                work.upcoming(split, all, last, false)};
-    for (int32_t tile = 0; tile < work.num_tiles; ++tile) {
-      const Range seen = blocks_of(work.tile_visible(split, tile));
-      const float* q = work.q + static_cast<int64_t>(tile) * work.tile_height * dim;
-      with_count(work.tile_lines(tile), [&](auto n) {
-        if constexpr (n.value <= kTileLines / 2) {
-          if (b >= seen.begin && b + 1 < seen.end) {
-            return score_tile_pair<n.value>(keys, ahead, q, dim, tile_scores(work, tile, b));
-          }
-        }
-        for (int32_t i = larger(b, seen.begin); i <= last && i < seen.end; ++i) {
-          score_tile<n.value>(keys[i - b], ahead[i - b], q, dim, tile_scores(work, tile, i));
-        }
-      });
+// Calls use(blocks, parts) for the blocks of a split that any line sees, kPanelBlocks at a time.
+template <typename Codes, typename Use>
+inline void for_panels(const Work& work, int32_t split, bool values, Use use) {
+  const Range all = blocks_of(work.visible_to(split, 0, work.num_lines));
+  for (int32_t b = all.begin; b < all.end; b += kPanelBlocks) {
+    const Range blocks{b, smaller(b + kPanelBlocks, all.end)};
+    Part<Codes> parts[kPanelBlocks];
+    for (int32_t i = b; i < blocks.end; ++i) {
+      parts[i - b] = work.part<Codes>(split, all, i, values);
     }
+    use(blocks, parts);
   }
 }
 
-// Turns the scores of the keys [begin, end) into e; m and l of the split.
-void softmax_line(const AttnParams& params, float* scores, Range keys, float* top, float* sum) {
-  const V8 scale = splat(params.scale);
+template <typename Codes>
+inline void expand_panel(const Work& work, Range blocks, const Part<Codes>* parts,
+                         Part<FloatCodes>* out) {
+  const int32_t floats = work.params.head_dim * kBlockLen;
+  for (int32_t i = 0; i < blocks.end - blocks.begin; ++i) {
+    float* codes = work.panel + i * floats;
+    expand(parts[i], floats, codes);
+    out[i] = {codes, codes, parts[i].scales};
+  }
+}
+
+// Scores of every tile against the blocks that it sees.
+template <typename Codes>
+void score_split(const Work& work, int32_t split) {
+  for_panels<Codes>(work, split, false, [&](Range blocks, const Part<Codes>* parts) {
+    if (work.num_tiles == 1) return score_blocks(work, 0, blocks, parts, blocks.begin);
+    Part<FloatCodes> floats[kPanelBlocks];
+    expand_panel(work, blocks, parts, floats);
+    for (int32_t tile = 0; tile < work.num_tiles; ++tile) {
+      const Range seen = both(blocks, blocks_of(work.tile_visible(split, tile)));
+      score_blocks(work, tile, seen, floats, blocks.begin);
+    }
+  });
+}
+
+// Turns the scores of a line into the weights of its keys; m and l of the split.
+void softmax_line(const Work& work, int32_t split, int32_t line) {
+  const AttnParams& params = work.params;
+  const Range keys = work.visible(split, line);
+  float* scores = work.scores + static_cast<int64_t>(line) * kScoreStride;
+  const V16 scale = splat16(params.scale);
+  const V16 outside = splat16(-kInfinity);
   const V8 cap = splat(params.softcap);
-  const V8 outside = splat(-kInfinity);
-  const int32_t begin = keys.begin / 8 * 8;
-  V8 highest = outside;
-  for (int32_t i = begin; i < keys.end; i += 8) {
-    V8 s = mul(load(scores + i), scale);
-    if (params.softcap > 0.0f) s = mul(cap, tanh(div(s, cap)));
-    s = select(first_lanes(keys.end - i), s, outside);
-    s = select(first_lanes(keys.begin - i), outside, s);
+  const auto capped = [cap](V8 s) { return mul(cap, tanh(div(s, cap))); };
+  const int32_t begin = keys.begin / kBlockLen * kBlockLen;
+  V16 highest = outside;
+  for (int32_t i = begin; i < keys.end; i += kBlockLen) {
+    V16 s = mul(load16(scores + i), scale);
+    if (params.softcap > 0.0f) s = join(capped(low(s)), capped(high(s)));
+    if (i < keys.begin || i + kBlockLen > keys.end) {
+      s = keep_lanes(larger(0, keys.begin - i), smaller(kBlockLen, keys.end - i), s, outside);
+    }
     store(scores + i, s);
     highest = max(highest, s);
   }
-  *top = reduce8_max(highest);
-  const V8 base = splat(*top);
+  work.top[line] = reduce16_max(highest);
+  const V16 base = splat16(work.top[line]);
   V8 total = zero8();
-  for (int32_t i = begin; i < keys.end; i += 8) {
-    const V8 e = exp_not_large(sub(load(scores + i), base));
-    store(scores + i, e);
-    total = add(total, e);
+  for (int32_t i = begin; i < keys.end; i += kBlockLen) {
+    const V16 e = exp_not_large(sub(load16(scores + i), base));
+    total = add(add(total, low(e)), high(e));
+    const float* scales = work.block_scales(split * kBlocksPerSplit + i / kBlockLen, true);
+    store(scores + i, scales == nullptr ? e : mul(e, load16(scales)));
   }
-  *sum = reduce8(total);
+  work.sum[line] = reduce8(total);
 }
 
-// P.V of the lines [line, line + lines) of one tile over the keys [begin, end) of a split.
-void add_values(const Work& work, int32_t split, int32_t line, int32_t lines, Range keys) {
+// P.V of the lines [line, line + lines) of one tile over the keys [begin, end) of a split, which
+// lie row by row from `values` on.
+template <typename Codes>
+inline void add_values(const Work& work, int32_t line, int32_t lines, Range keys,
+                       const typename Codes::Code* values, const typename Codes::Code* ahead) {
   const int32_t dim = work.params.head_dim;
-  const float* e = work.scores + static_cast<int64_t>(line) * kScoreStride;
+  const float* e = work.scores + static_cast<int64_t>(line) * kScoreStride + keys.begin;
   float* acc = work.acc + static_cast<int64_t>(line) * dim;
-  const Range all = blocks_of(work.visible(split, 0, work.num_lines));
-  for (int32_t j = keys.begin; j < keys.end;) {
-    const int32_t block = j / kBlockLen;
-    const int32_t count = smaller(keys.end, (block + 1) * kBlockLen) - j;
-    const int32_t offset = j % kBlockLen * dim;
-    const uint16_t* values = work.block_values(split, block) + offset;
-    const uint16_t* ahead = work.upcoming(split, all, block, true) + offset;
-    with_count(lines,
-               [&](auto n) { value_row<n.value>(values, ahead, dim, e + j, count, acc, dim); });
-    j += count;
-  }
+  with_count(lines, [&](auto n) {
+    value_row<Codes, n.value>(values, ahead, dim, e, keys.end - keys.begin, acc, dim);
+  });
 }
 
-// Calls add(first line, number of lines, keys) so that every line of the tile gets exactly its
-// visible keys in increasing order: what all lines see goes in one call, the rest line by line.
+// Calls add(first line, number of lines, keys) so that every line of the tile gets exactly those of
+// the split's keys `within` that it sees, in increasing order: what all lines see goes in one call,
+// the rest line by line.
 template <typename Add>
-inline void for_visible(const Work& work, int32_t split, int32_t tile, Add add_keys) {
+inline void for_visible(const Work& work, int32_t split, int32_t tile, Range within, Add add_keys) {
   int32_t begin = tile * work.tile_height;
   int32_t end = begin + work.tile_lines(tile);
-  while (begin < end && work.visible(split, begin).empty()) ++begin;
-  while (begin < end && work.visible(split, end - 1).empty()) --end;
+  const auto seen = [&](int32_t line) { return both(within, work.visible(split, line)); };
+  while (begin < end && seen(begin).empty()) ++begin;
+  while (begin < end && seen(end - 1).empty()) --end;
   if (begin == end) return;
   // Positions increase, so the last line starts last and the first one ends first.
-  Range common{work.visible(split, end - 1).begin, work.visible(split, begin).end};
-  if (common.empty()) common = {kSplitLen, kSplitLen};
+  Range common{seen(end - 1).begin, seen(begin).end};
+  if (common.begin == within.begin && common.end == within.end) {
+    return add_keys(begin, end - begin, common);
+  }
+  if (common.empty()) common = {within.end, within.end};
   for (int32_t line = begin; line < end; ++line) {
-    const Range seen = work.visible(split, line);
-    const Range head{seen.begin, smaller(seen.end, common.begin)};
+    const Range head{seen(line).begin, smaller(seen(line).end, common.begin)};
     if (!head.empty()) add_keys(line, 1, head);
   }
   if (!common.empty()) add_keys(begin, end - begin, common);
   for (int32_t line = begin; line < end; ++line) {
-    const Range seen = work.visible(split, line);
-    const Range tail{larger(seen.begin, common.end), seen.end};
+    const Range tail{larger(seen(line).begin, common.end), seen(line).end};
     if (!tail.empty()) add_keys(line, 1, tail);
   }
+}
+
+template <typename Codes>
+void value_split(const Work& work, int32_t split) {
+  const int32_t dim = work.params.head_dim;
+  for_panels<Codes>(work, split, true, [&](Range blocks, const Part<Codes>* parts) {
+    if (work.num_tiles == 1) {
+      for (int32_t b = blocks.begin; b < blocks.end; ++b) {
+        const Part<Codes>& part = parts[b - blocks.begin];
+        for_visible(work, split, 0, keys_of({b, b + 1}), [&](int32_t line, int32_t n, Range keys) {
+          const int32_t offset = keys.begin % kBlockLen * dim;
+          add_values<Codes>(work, line, n, keys, part.codes + offset, part.ahead + offset);
+        });
+      }
+      return;
+    }
+    Part<FloatCodes> floats[kPanelBlocks];
+    expand_panel(work, blocks, parts, floats);
+    for (int32_t tile = 0; tile < work.num_tiles; ++tile) {
+      for_visible(work, split, tile, keys_of(blocks), [&](int32_t line, int32_t n, Range keys) {
+        const float* values = work.panel + (keys.begin - blocks.begin * kBlockLen) * dim;
+        add_values<FloatCodes>(work, line, n, keys, values, values);
+      });
+    }
+  });
 }
 
 inline void copy_floats(const float* from, int32_t n, float* to) {
@@ -253,11 +332,12 @@ inline void finish_out(float sum, int32_t dim, float* out) {
 }
 
 // Hands the state of a line's split on: to partials, or merged into out.
-void finish_line(const Work& work, int32_t line, bool seen, bool first) {
+void finish_line(const Work& work, int32_t split, int32_t line, bool seen, bool first) {
   const int32_t dim = work.params.head_dim;
   const float* acc = work.acc + static_cast<int64_t>(line) * dim;
   if (work.item.partial >= 0) {
-    float* state = work.params.partials + (work.item.partial + line) * partial_floats(dim);
+    const int64_t before = static_cast<int64_t>(split - work.item.split_begin) * work.num_lines;
+    float* state = work.params.partials + (work.item.partial + before + line) * partial_floats(dim);
     state[0] = seen ? work.top[line] : -kInfinity;
     state[1] = seen ? work.sum[line] : 0.0f;
     if (seen) copy_floats(acc, dim, state + 8);
@@ -271,22 +351,17 @@ void finish_line(const Work& work, int32_t line, bool seen, bool first) {
   }
 }
 
+template <typename Codes>
 void attend_split(const Work& work, int32_t split) {
   const int32_t dim = work.params.head_dim;
-  score_split(work, split);
+  score_split<Codes>(work, split);
   for (int32_t line = 0; line < work.num_lines; ++line) {
-    const Range seen = work.visible(split, line);
-    if (seen.empty()) continue;
-    softmax_line(work.params, work.scores + static_cast<int64_t>(line) * kScoreStride, seen,
-                 work.top + line, work.sum + line);
+    if (work.visible(split, line).empty()) continue;
+    softmax_line(work, split, line);
     float* acc = work.acc + static_cast<int64_t>(line) * dim;
     for (int32_t d = 0; d < dim; d += 8) store(acc + d, zero8());
   }
-  for (int32_t tile = 0; tile < work.num_tiles; ++tile) {
-    for_visible(work, split, tile, [&](int32_t line, int32_t lines, Range keys) {
-      add_values(work, split, line, lines, keys);
-    });
-  }
+  value_split<Codes>(work, split);
 }
 
 }  // namespace
@@ -295,11 +370,17 @@ void attend_item(const AttnParams& params, const AttnItem& item, float* scratch)
   const Work work(params, item, scratch);
   pack_queries(work);
   for (int32_t split = item.split_begin; split < item.split_end; ++split) {
-    if (!work.visible(split, 0, work.num_lines).empty()) attend_split(work, split);
+    if (!work.visible_to(split, 0, work.num_lines).empty()) {
+      if (params.kv_type == KVType::i8) {
+        attend_split<ByteCodes>(work, split);
+      } else {
+        attend_split<HalfCodes>(work, split);
+      }
+    }
     for (int32_t line = 0; line < work.num_lines; ++line) {
       const bool seen = !work.visible(split, line).empty();
       const bool first = split == item.split_begin || work.visible(split - 1, line).empty();
-      finish_line(work, line, seen, first);
+      finish_line(work, split, line, seen, first);
     }
   }
   if (item.partial >= 0) return;

@@ -1,13 +1,49 @@
 // The inner loops of attention: tiles of lines x keys (scores) and lines x dims (P.V), all
-// accumulators in registers.
+// accumulators in registers, every one of them a chain of its own.
 #pragma once
 
 #include "attention/attend.h"
+#include "common/v16.h"
 #include "common/v8.h"
 
 namespace headrace {
 namespace HEADRACE_ISA_NS {
 namespace {
+
+// Vectors beside each other in a tile of so many lines: 24 accumulators of 32 registers, or (as a
+// V16 takes two) 12 of 16.
+#if defined(HEADRACE_V16_AVX512)
+template <int kLines>
+constexpr int kWide = 4;
+#else
+template <int kLines>
+constexpr int kWide = kLines <= kTileLines / 2 ? 2 : 1;
+#endif
+
+// How stored K and V become floats, exactly.
+struct HalfCodes {
+  using Code = uint16_t;
+  static V8 load8(const Code* p) { return load_f16(p); }
+  static V16 load16(const Code* p) { return load16_f16(p); }
+};
+struct ByteCodes {
+  using Code = int8_t;
+  static V8 load8(const Code* p) { return load_i8(p); }
+  static V16 load16(const Code* p) { return load16_i8(p); }
+};
+struct FloatCodes {
+  using Code = float;
+  static V8 load8(const Code* p) { return load(p); }
+  static V16 load16(const Code* p) { return headrace::HEADRACE_ISA_NS::load16(p); }
+};
+
+// K or V of one block and head.
+template <typename Codes>
+struct Part {
+  const typename Codes::Code* codes;
+  const typename Codes::Code* ahead;  // the part that will be read some parts later, or nullptr
+  const float* scales;                // of its keys, or nullptr
+};
 
 template <int kValue>
 struct Count {
@@ -33,89 +69,130 @@ inline void with_count(int32_t n, F f) {
   }
 }
 
-// K and V come straight from the arena: tiles touch what will be read soon, `ahead`, the same place
-// in a later block. Into the second-level cache: the first has too few lines in flight.
-inline void touch(const uint16_t* p) { __builtin_prefetch(p, 0, 2); }
+// K and V come straight from the arena: whoever reads them touches what will be read soon, at the
+// same place in a later part. Into the second-level cache: the first has too few lines in flight.
+constexpr int kLineBytes = 64;
+inline void touch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
-// scores[r][j] = sum_d q[d][r] * keys[d][j] for the 16 keys of a block.
-template <int kLines>
-inline void score_tile(const uint16_t* keys, const uint16_t* ahead, const float* q, int32_t dim,
-                       float* scores) {
-  V8 acc[kLines][2];
-  for (int r = 0; r < kLines; ++r) acc[r][0] = acc[r][1] = zero8();
-  for (int32_t d = 0; d < dim; ++d, keys += kBlockLen, ahead += kBlockLen, q += kLines) {
-    touch(ahead);
-    const V8 low = load_f16(keys);
-    const V8 high = load_f16(keys + 8);
-    for (int r = 0; r < kLines; ++r) {
-      const V8 weight = splat(q[r]);
-      acc[r][0] = fma(weight, low, acc[r][0]);
-      acc[r][1] = fma(weight, high, acc[r][1]);
-    }
-  }
-  for (int r = 0; r < kLines; ++r) {
-    store(scores + r * kScoreStride, acc[r][0]);
-    store(scores + r * kScoreStride + 8, acc[r][1]);
+template <typename Code>
+inline void touch_codes(const Code* p, int count) {
+  for (int i = 0; i < count; i += static_cast<int>(kLineBytes / sizeof(Code))) touch(p + i);
+}
+
+// Codes as floats, for items whose tiles read them several times. count: a multiple of 16 lines.
+template <typename Codes>
+inline void expand(const Part<Codes>& part, int32_t count, float* out) {
+  constexpr int kStep = static_cast<int>(kLineBytes / sizeof(typename Codes::Code));
+  for (int32_t i = 0; i < count; i += kStep) {
+    touch(part.ahead + i);
+    for (int j = i; j < i + kStep; j += 16) store(out + j, Codes::load16(part.codes + j));
   }
 }
 
-// score_tile of two consecutive blocks, for few lines: twice the independent chains.
-template <int kLines>
-inline void score_tile_pair(const uint16_t* const keys[2], const uint16_t* const ahead[2],
-                            const float* q, int32_t dim, float* scores) {
-  V8 acc[kLines][4];
+// scores[r][16 * b + j] = sum_d q[d][r] * keys[b][d][j], times the key's scale, of kBlocks blocks.
+template <typename Codes, int kLines, int kBlocks>
+inline void score_tile(const Part<Codes>* keys, const float* q, int32_t dim, float* scores) {
+  using Code = typename Codes::Code;
+  constexpr int kStep = static_cast<int>(kLineBytes / sizeof(Code)) / kBlockLen;
+  V16 acc[kLines][kBlocks];
   for (int r = 0; r < kLines; ++r) {
-    for (int v = 0; v < 4; ++v) acc[r][v] = zero8();
+    for (int b = 0; b < kBlocks; ++b) acc[r][b] = zero16();
   }
-  for (int32_t d = 0; d < dim; ++d, q += kLines) {
-    const int32_t at = d * kBlockLen;
-    touch(ahead[0] + at);
-    touch(ahead[1] + at);
-    for (int v = 0; v < 4; ++v) {
-      const V8 key = load_f16(keys[v / 2] + at + v % 2 * 8);
-      for (int r = 0; r < kLines; ++r) acc[r][v] = fma(splat(q[r]), key, acc[r][v]);
+  for (int32_t d = 0; d < dim; d += kStep) {
+    if constexpr (sizeof(Code) < sizeof(float)) {
+      for (int b = 0; b < kBlocks; ++b) touch(keys[b].ahead + d * kBlockLen);
+    }
+    for (int i = 0; i < kStep; ++i, q += kLines) {
+      V16 key[kBlocks];
+      for (int b = 0; b < kBlocks; ++b) key[b] = Codes::load16(keys[b].codes + (d + i) * kBlockLen);
+      for (int r = 0; r < kLines; ++r) {
+        const V16 weight = splat16(q[r]);
+        for (int b = 0; b < kBlocks; ++b) acc[r][b] = fma(weight, key[b], acc[r][b]);
+      }
     }
   }
-  for (int r = 0; r < kLines; ++r) {
-    for (int v = 0; v < 4; ++v) store(scores + r * kScoreStride + v * 8, acc[r][v]);
+  for (int b = 0; b < kBlocks; ++b) {
+    for (int r = 0; r < kLines; ++r) {
+      const V16 sum = acc[r][b];
+      store(scores + r * kScoreStride + b * kBlockLen,
+            keys[b].scales == nullptr ? sum : mul(sum, load16(keys[b].scales)));
+    }
   }
 }
 
-// acc[r][0 .. 8 * kVectors) += sum_j e[r][j] * values[j][...], j increasing.
-template <int kLines, int kVectors>
-inline void value_tile(const uint16_t* values, const uint16_t* ahead, int32_t stride,
-                       const float* e, int32_t num_keys, float* acc, int32_t lda) {
-  V8 sum[kLines][kVectors];
-  for (int r = 0; r < kLines; ++r) {
-    for (int v = 0; v < kVectors; ++v) sum[r][v] = load(acc + r * lda + v * 8);
+// score_tile of any number of consecutive blocks.
+template <typename Codes, int kLines>
+inline void score_row(const Part<Codes>* keys, int32_t num_blocks, const float* q, int32_t dim,
+                      float* scores) {
+  constexpr int kBlocks = kWide<kLines>;
+  int32_t b = 0;
+  for (; b + kBlocks <= num_blocks; b += kBlocks) {
+    score_tile<Codes, kLines, kBlocks>(keys + b, q, dim, scores + b * kBlockLen);
   }
-  for (int32_t j = 0; j < num_keys; ++j, values += stride, ahead += stride) {
-    touch(ahead);
-    V8 value[kVectors];
-    for (int v = 0; v < kVectors; ++v) value[v] = load_f16(values + v * 8);
+  if constexpr (kBlocks > 2) {
+    for (; b + 2 <= num_blocks; b += 2) {
+      score_tile<Codes, kLines, 2>(keys + b, q, dim, scores + b * kBlockLen);
+    }
+  }
+  for (; b < num_blocks; ++b) {
+    score_tile<Codes, kLines, 1>(keys + b, q, dim, scores + b * kBlockLen);
+  }
+}
+
+template <typename V, typename Codes>
+inline V load_codes(const typename Codes::Code* p) {
+  if constexpr (sizeof(V) == sizeof(V8)) {
+    return Codes::load8(p);
+  } else {
+    return Codes::load16(p);
+  }
+}
+template <typename V>
+inline V load_floats(const float* p) {
+  return load_codes<V, FloatCodes>(p);
+}
+
+// acc[r][0 .. kVectors vectors) += sum_j e[r][j] * values[j][...], j increasing.
+template <typename Codes, typename V, int kLines, int kVectors>
+inline void value_tile(const typename Codes::Code* values, const typename Codes::Code* ahead,
+                       int32_t stride, const float* e, int32_t num_keys, float* acc, int32_t lda) {
+  constexpr int kLanes = static_cast<int>(sizeof(V) / sizeof(float));
+  V sum[kLines][kVectors];
+  for (int r = 0; r < kLines; ++r) {
+    for (int v = 0; v < kVectors; ++v) sum[r][v] = load_floats<V>(acc + r * lda + v * kLanes);
+  }
+  for (int32_t j = 0; j < num_keys; ++j, values += stride) {
+    if constexpr (sizeof(typename Codes::Code) < sizeof(float)) {
+      touch_codes(ahead, kVectors * kLanes);
+      ahead += stride;
+    }
+    V value[kVectors];
+    for (int v = 0; v < kVectors; ++v) value[v] = load_codes<V, Codes>(values + v * kLanes);
     for (int r = 0; r < kLines; ++r) {
-      const V8 weight = splat(e[r * kScoreStride + j]);
+      const V weight = fill<V>(e[r * kScoreStride + j]);
       for (int v = 0; v < kVectors; ++v) sum[r][v] = fma(weight, value[v], sum[r][v]);
     }
   }
   for (int r = 0; r < kLines; ++r) {
-    for (int v = 0; v < kVectors; ++v) store(acc + r * lda + v * 8, sum[r][v]);
+    for (int v = 0; v < kVectors; ++v) store(acc + r * lda + v * kLanes, sum[r][v]);
   }
 }
 
-// value_tile over a whole row of V.
-template <int kLines>
-inline void value_row(const uint16_t* values, const uint16_t* ahead, int32_t dim, const float* e,
-                      int32_t num_keys, float* acc, int32_t lda) {
-  constexpr int kWide = kLines <= kTileLines / 2 ? 4 : 2;
+// value_tile over whole rows of V.
+template <typename Codes, int kLines>
+inline void value_row(const typename Codes::Code* values, const typename Codes::Code* ahead,
+                      int32_t dim, const float* e, int32_t num_keys, float* acc, int32_t lda) {
+  constexpr int kVectors = kWide<kLines>;
   int32_t d = 0;
-  for (; d + 8 * kWide <= dim; d += 8 * kWide) {
-    value_tile<kLines, kWide>(values + d, ahead + d, dim, e, num_keys, acc + d, lda);
+  for (; d + 16 * kVectors <= dim; d += 16 * kVectors) {
+    value_tile<Codes, V16, kLines, kVectors>(values + d, ahead + d, dim, e, num_keys, acc + d, lda);
   }
   for (; d + 16 <= dim; d += 16) {
-    value_tile<kLines, 2>(values + d, ahead + d, dim, e, num_keys, acc + d, lda);
+    value_tile<Codes, V16, kLines, 1>(values + d, ahead + d, dim, e, num_keys, acc + d, lda);
   }
-  if (d < dim) value_tile<kLines, 1>(values + d, ahead + d, dim, e, num_keys, acc + d, lda);
+  if (d < dim) {
+    value_tile<Codes, V8, kLines, 1>(values + d, ahead + d, dim, e, num_keys, acc + d, lda);
+  }
 }
 
 }  // namespace

@@ -7,10 +7,16 @@
 //     s_j = scale * sum_d fma(q[d], k_j[d]) in increasing d, one accumulator per key (softcapped)
 //     m = max s_j;  e_j = exp(s_j - m);  l = sum e_j on 8 lanes (lane = j % 8) and the fixed tree
 //     acc[d] = sum_j fma(e_j, v_j[d]) in increasing j, one accumulator per d
+//   With int8 K and V, k_j and v_j are codes as floats, and their scales enter once per key:
+//     s_j = scale * (ks_j * sum_d ...);  acc[d] = sum_j fma(e_j * vs_j, v_j[d]);  l sums e_j itself
 // - Splits merge left to right: M = max(m1, m2), a = exp(m1 - M), b = exp(m2 - M),
 //     l = fma(l2, b, l1*a), acc = fma(acc2, b, acc1*a). out = acc * (1 / l).
 // - A split with no visible key is skipped, never computed. V of keys outside lo..p is never
 //   multiplied (stale memory may hold NaN); K lanes outside are computed at most to be discarded.
+//
+// Int8 K and V are quantized per position and KV head, each by itself: scale = amax / 127 and
+// code = x * (127 / amax) rounded to nearest even; amax < 2^-100: all zero; a NaN or an infinity
+// gives the scale NaN, so that the rows which see the position, and no others, are NaN.
 #pragma once
 
 #include <cstdint>
@@ -25,8 +31,9 @@ struct AttnParams {
   int64_t ldq;
   float* out;  // row r, head h at out + r*ldo + h*head_dim
   int64_t ldo;
-  const uint16_t* kv;  // this layer's region: block b at kv + b*block_stride (float16)
-  int64_t block_stride;
+  const uint8_t* kv;  // this layer's region: block b at kv + b*block_bytes (KVType says how)
+  int64_t block_bytes;
+  KVType kv_type;
   int32_t num_heads;
   int32_t num_kv_heads;
   int32_t head_dim;
@@ -39,8 +46,8 @@ struct AttnParams {
 
 // A piece of work: consecutive rows of one sequence, one kv head (all query heads of its group),
 // and a range of splits. If `partial` < 0 the item covers all splits of its rows and writes out;
-// else the state (m, l, acc) of row i, head g of the item's single split goes to partials at
-// partial + i*group + g.
+// else the state (m, l, acc) of row i, head g of the item's split s goes to partials at
+// partial + ((s - split_begin)*num_rows + i)*group + g.
 struct AttnItem {
   int32_t row_begin;
   int32_t num_rows;

@@ -58,10 +58,11 @@ struct KernelTable {
   // a*sin).
   void (*rope)(float* x, int64_t ldx, int32_t rows, int32_t num_heads, int32_t head_dim,
                const float* cos_sin, int32_t pairs, bool interleaved);
-  // Stores one row's K and V heads (float32) into block memory as float16, round to nearest even.
+  // Stores one row's K and V heads (float32) into block memory, rounded to nearest even: halves, or
+  // bytes and scales (attention/attention.h).
   // block: start of this (layer, block) region; slot: position % kBlockLen.
-  void (*kv_store)(const float* k, const float* v, int32_t num_kv_heads, int32_t head_dim,
-                   uint16_t* block, int32_t slot);
+  void (*kv_store)(KVType type, const float* k, const float* v, int32_t num_kv_heads,
+                   int32_t head_dim, uint8_t* block, int32_t slot);
   // out = act(gate) * up, where gate = x[r][0..dim), up = x[r][dim..2*dim).
   void (*silu_gate)(const float* x, int64_t ldx, int32_t rows, int32_t dim, float* out,
                     int64_t ldo);

@@ -45,6 +45,21 @@ struct PackedMatrix {
 
 // KV blocks hold this many positions (backends/layout.py BLOCK_LEN).
 constexpr int kBlockLen = 16;
+// How K and V are stored (backends/layout.py KV_DTYPES). Of one layer, block and KV head:
+//   f16  K: head_dim x 16 halves, V: 16 x head_dim halves
+//   i8   the same in signed bytes, then the 16 float32 scales of K and the 16 of V
+// K is transposed, so that the key of position p sits in lane p % 16.
+enum class KVType : int32_t { f16 = 0, i8 = 1 };
+
+// Bytes of K, or of V, without scales.
+constexpr int64_t kv_part_bytes(KVType type, int32_t head_dim) {
+  return int64_t{head_dim} * kBlockLen * (type == KVType::f16 ? 2 : 1);
+}
+constexpr int64_t kv_head_bytes(KVType type, int32_t head_dim) {
+  const int64_t scale_bytes = type == KVType::f16 ? 0 : 2 * kBlockLen * int64_t{sizeof(float)};
+  return 2 * kv_part_bytes(type, head_dim) + scale_bytes;
+}
+
 // Attention restarts its softmax state at absolute positions that are multiples of this.
 constexpr int kSplitLen = 256;
 

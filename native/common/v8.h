@@ -16,6 +16,7 @@
 //   select(m, a, b) = m ? a : b, keep(m, a) = m ? a : +0
 //   as_int as_float add shift_left                    on the bits of floats
 //   load_f16 store_f16                                eight halves; exact, and nearest even
+//   load_i8                                           eight signed bytes; exact
 //   zip unzip                                         a0 b0 a1 b1 ... <-> a0 a1 ..., b0 b1 ...
 //   reduce8 = ((0+4)+(2+6))+((1+5)+(3+7)), reduce8_max by the same tree
 //   zero_d8 splat_d8 add sub div, reduce8(D8), widen(V8) -> D8, narrow(D8) -> V8

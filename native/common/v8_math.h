@@ -1,7 +1,8 @@
-// Float functions on eight lanes: fixed polynomials, no libm, equal bits on every instruction set.
-// Include after common/v8.h.
+// Float functions on eight lanes, exp on sixteen too: fixed polynomials, no libm, equal bits on
+// every instruction set.
 #pragma once
 
+#include "common/v16.h"
 #include "common/v8.h"
 
 namespace headrace {
@@ -15,20 +16,21 @@ constexpr float kInfinity = __builtin_inff();
 // exp(x) for x < 88.7 or NaN; error below 1 ulp, exp(+-0) = 1, exp(x < -87) = 0.
 // x = n ln 2 + r: exp(r) = 1 + (r + r^2 q(r)), |r| <= ln 2 / 2, q minimax (error 2^-28); 2^n goes
 // straight into the exponent bits: of n * 2^23 + 1.5 * 2^23 only n survives the shift.
-inline V8 exp_not_large(V8 x) {
-  const V8 magic = splat(0x1.8p23f);
-  const V8 shifted = fma(x, splat(0x1.715476p+0f), magic);
-  const V8 n = sub(shifted, magic);
-  V8 r = fma(n, splat(-0x1.62e43p-1f), x);
-  r = fma(n, splat(0x1.05c61p-29f), r);
-  V8 q = splat(0.001381435008104672f);
-  q = fma(q, r, splat(0.00836885094096731f));
-  q = fma(q, r, splat(0.04166840065145393f));
-  q = fma(q, r, splat(0.16666519526421453f));
-  q = fma(q, r, splat(0.4999999337411597f));
-  const V8 p = add(splat(1.0f), fma(mul(r, r), q, r));
-  const V8 scaled = as_float(add(as_int(p), shift_left<23>(as_int(shifted))));
-  const V8 tiny_is_zero = keep(ge(x, splat(kExpLowest)), scaled);
+template <typename V>
+inline V exp_not_large(V x) {
+  const V magic = fill<V>(0x1.8p23f);
+  const V shifted = fma(x, fill<V>(0x1.715476p+0f), magic);
+  const V n = sub(shifted, magic);
+  V r = fma(n, fill<V>(-0x1.62e43p-1f), x);
+  r = fma(n, fill<V>(0x1.05c61p-29f), r);
+  V q = fill<V>(0.001381435008104672f);
+  q = fma(q, r, fill<V>(0.00836885094096731f));
+  q = fma(q, r, fill<V>(0.04166840065145393f));
+  q = fma(q, r, fill<V>(0.16666519526421453f));
+  q = fma(q, r, fill<V>(0.4999999337411597f));
+  const V p = add(fill<V>(1.0f), fma(mul(r, r), q, r));
+  const V scaled = as_float(add(as_int(p), shift_left<23>(as_int(shifted))));
+  const V tiny_is_zero = keep(ge(x, fill<V>(kExpLowest)), scaled);
   return select(is_nan(x), x, tiny_is_zero);
 }
 

@@ -147,6 +147,11 @@ inline V8 load_f16(const uint16_t* p) {
   HEADRACE_LANES r.lane[i] = f16_to_f32(p[i]);
   return r;
 }
+inline V8 load_i8(const int8_t* p) {
+  V8 r;
+  HEADRACE_LANES r.lane[i] = static_cast<float>(p[i]);
+  return r;
+}
 inline void store_f16(uint16_t* p, V8 a) { HEADRACE_LANES p[i] = f32_to_f16(a.lane[i]); }
 
 inline void unzip(V8 a, V8 b, V8& even, V8& odd) {

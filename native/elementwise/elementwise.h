@@ -13,8 +13,8 @@
                    float* cos_sin);                                                                \
   void rope(float* x, int64_t ldx, int32_t rows, int32_t num_heads, int32_t head_dim,              \
             const float* cos_sin, int32_t pairs, bool interleaved);                                \
-  void kv_store(const float* k, const float* v, int32_t num_kv_heads, int32_t head_dim,            \
-                uint16_t* block, int32_t slot);                                                    \
+  void kv_store(KVType type, const float* k, const float* v, int32_t num_kv_heads,                 \
+                int32_t head_dim, uint8_t* block, int32_t slot);                                   \
   void silu_gate(const float* x, int64_t ldx, int32_t rows, int32_t dim, float* out, int64_t ldo); \
   void gelu_gate(const float* x, int64_t ldx, int32_t rows, int32_t dim, float* out, int64_t ldo); \
   void add(float* x, int64_t ldx, const float* y, int64_t ldy, int32_t rows, int32_t dim);         \

@@ -91,6 +91,56 @@ inline void rotate_halves(float* head, int32_t pairs, int count, V8 cosine, V8 s
   store_some(head + pairs, b, count);
 }
 
+// K of one head goes down a column of its block, V along a row.
+inline void store_halves(const float* k, const float* v, int32_t dim, uint16_t* keys,
+                         uint16_t* values) {
+  for (int32_t d = 0; d < dim; d += 8) {
+    uint16_t lanes[8];
+    store_f16(lanes, load(k + d));
+    for (int i = 0; i < 8; ++i) keys[(d + i) * kBlockLen] = lanes[i];
+    store_f16(values + d, load(v + d));
+  }
+}
+
+// Scale of `dim` values as signed bytes, see attention/attention.h.
+struct ByteScale {
+  float scale;
+  float inverse;  // 0 where all codes are
+
+  ByteScale(const float* x, int32_t dim) {
+    V8 highest = zero8();
+    V8 poison = zero8();  // 0 * x is NaN for a NaN and for an infinity
+    for (int32_t d = 0; d < dim; d += 8) {
+      const V8 value = load(x + d);
+      highest = max(highest, abs(value));
+      poison = fma(value, zero8(), poison);
+    }
+    const float amax = reduce8_max(highest);
+    const bool is_finite = bits(is_nan(poison)) == 0;
+    const bool is_zero = is_finite && amax < 0x1p-100f;
+    scale = is_finite ? amax / 127.0f : __builtin_nanf("");
+    inverse = 127.0f / amax;
+    if (is_zero) scale = 0.0f;
+    if (is_zero || !is_finite) inverse = 0.0f;
+  }
+};
+
+// The low byte of 1.5 * 2^23 + n is that of the integer n: adding it rounds to nearest even. What
+// is not finite has code 0.
+inline void store_codes(const ByteScale& scale, const float* x, int32_t dim, uint8_t* codes,
+                        int32_t stride) {
+  const V8 shift = splat(0x1.8p23f);
+  const V8 inverse = splat(scale.inverse);
+  for (int32_t d = 0; d < dim; d += 8) {
+    uint32_t lanes[8];
+    float shifted[8];
+    const V8 code = mul(load(x + d), inverse);
+    store(shifted, add(keep(lt(abs(code), splat(128.0f)), code), shift));
+    __builtin_memcpy(lanes, shifted, sizeof(lanes));
+    for (int i = 0; i < 8; ++i) codes[int64_t{d + i} * stride] = static_cast<uint8_t>(lanes[i]);
+  }
+}
+
 }  // namespace
 
 void rmsnorm(const float* x, int64_t ldx, const float* w, float eps, int32_t rows, int32_t dim,
@@ -135,17 +185,24 @@ void rope(float* x, int64_t ldx, int32_t rows, int32_t num_heads, int32_t head_d
   }
 }
 
-void kv_store(const float* k, const float* v, int32_t num_kv_heads, int32_t head_dim,
-              uint16_t* block, int32_t slot) {
-  for (int32_t h = 0; h < num_kv_heads; ++h) {
-    uint16_t* keys = block + static_cast<int64_t>(h) * 2 * head_dim * kBlockLen;
-    uint16_t* values = keys + static_cast<int64_t>(head_dim) * kBlockLen;
-    for (int32_t d = 0; d < head_dim; d += 8) {
-      uint16_t lanes[8];
-      store_f16(lanes, load(k + h * head_dim + d));
-      for (int i = 0; i < 8; ++i) keys[(d + i) * kBlockLen + slot] = lanes[i];
-      store_f16(values + slot * head_dim + d, load(v + h * head_dim + d));
+void kv_store(KVType type, const float* k, const float* v, int32_t num_kv_heads, int32_t head_dim,
+              uint8_t* block, int32_t slot) {
+  const int64_t part_bytes = kv_part_bytes(type, head_dim);
+  for (int32_t h = 0; h < num_kv_heads; ++h, k += head_dim, v += head_dim) {
+    if (type == KVType::i8) {
+      auto* scales = reinterpret_cast<float*>(block + 2 * part_bytes);
+      const ByteScale key(k, head_dim);
+      const ByteScale value(v, head_dim);
+      scales[slot] = key.scale;
+      scales[kBlockLen + slot] = value.scale;
+      store_codes(key, k, head_dim, block + slot, kBlockLen);
+      store_codes(value, v, head_dim, block + part_bytes + int64_t{slot} * head_dim, 1);
+    } else {
+      auto* keys = reinterpret_cast<uint16_t*>(block);
+      auto* values = reinterpret_cast<uint16_t*>(block + part_bytes) + int64_t{slot} * head_dim;
+      store_halves(k, v, head_dim, keys + slot, values);
     }
+    block += kv_head_bytes(type, head_dim);
   }
 }
 

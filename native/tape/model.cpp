@@ -40,7 +40,7 @@ Model::Model(std::shared_ptr<Pool> pool, Tape tape, int32_t num_blocks, int32_t 
   const auto rows = static_cast<size_t>(max_step_rows_);
   const size_t wanted_rows = PlanChecker::kWantedPerRow * rows;
   const auto threads = static_cast<size_t>(pool_->num_threads());
-  const size_t block_bytes = checked_bytes(static_cast<size_t>(kv.region_block_halves()), 2);
+  const auto block_bytes = static_cast<size_t>(kv.region_block_bytes());
   arena_ = Pages(checked_bytes(checked_bytes(static_cast<size_t>(kv.layers_per_block), block_bytes),
                                static_cast<size_t>(num_blocks_)));
   for (const BufferSpec& spec : tape_.buffers()) {
@@ -69,8 +69,8 @@ Model::Model(std::shared_ptr<Pool> pool, Tape tape, int32_t num_blocks, int32_t 
   row_blocks_.resize(static_cast<size_t>(kv.num_groups()));
 }
 
-uint16_t* Model::region(int32_t slot) const {
-  return arena_.as<uint16_t>() + int64_t{slot} * num_blocks_ * tape_.kv().region_block_halves();
+uint8_t* Model::region(int32_t slot) const {
+  return arena_.data() + int64_t{slot} * num_blocks_ * tape_.kv().region_block_bytes();
 }
 
 StepOutput Model::step(StepPlan& plan, const std::vector<std::string>& buffers) {
@@ -119,12 +119,11 @@ void Model::prepare(const StepPlan& plan) {
 
 void Model::copy_blocks(Pool::Lease& lease, const StepPlan& plan) {
   if (plan.copies.empty()) return;
-  const int64_t halves = tape_.kv().region_block_halves();
+  const int64_t bytes = tape_.kv().region_block_bytes();
   lease.parallel_for(static_cast<uint32_t>(tape_.kv().layers_per_block), [&](int, uint32_t slot) {
-    uint16_t* blocks = region(static_cast<int32_t>(slot));
+    uint8_t* blocks = region(static_cast<int32_t>(slot));
     for (const auto& [from, to] : plan.copies) {
-      std::memcpy(blocks + to * halves, blocks + from * halves,
-                  static_cast<size_t>(halves) * sizeof(uint16_t));
+      std::memcpy(blocks + to * bytes, blocks + from * bytes, static_cast<size_t>(bytes));
     }
   });
 }

@@ -49,7 +49,7 @@ class Model {
     float* row(int64_t r) const { return memory.as<float>() + r * width; }
   };
 
-  uint16_t* region(int32_t slot) const;
+  uint8_t* region(int32_t slot) const;
   uint8_t* act(ActKind kind) const { return act_[static_cast<size_t>(kind)].data(); }
   const Buffer& buffer(int32_t index) const { return buffers_[static_cast<size_t>(index)]; }
 
@@ -74,7 +74,7 @@ class Model {
   const int32_t max_step_rows_;
   PlanChecker checker_;
 
-  Pages arena_;  // [slot][block][kv_head][K | V], float16
+  Pages arena_;  // [slot][block][kv_head][K | V], see KVType
   std::vector<Buffer> buffers_;
   Pages act_[3];               // by ActKind: [largest number of wanted rows][act_bytes]
   std::vector<Pages> angles_;  // by rope table: [max_step_rows][2 * pairs]

@@ -57,12 +57,12 @@ class RowRunner {
                 angles(op.rope), rope.pairs(), rope.interleaved);
     const int64_t k_column = int64_t{op.num_heads} * kv.head_dim;
     const int64_t v_column = k_column + int64_t{kv.num_kv_heads} * kv.head_dim;
-    uint16_t* region = model_.region(place.slot);
+    uint8_t* region = model_.region(place.slot);
     const auto& blocks = model_.row_blocks_[static_cast<size_t>(place.group)];
     for (int32_t r = first_; r < first_ + rows_; ++r) {
       const auto row = static_cast<size_t>(r);
-      table_.kv_store(buf.row(r) + k_column, buf.row(r) + v_column, kv.num_kv_heads, kv.head_dim,
-                      region + blocks[row] * kv.region_block_halves(),
+      table_.kv_store(kv.type, buf.row(r) + k_column, buf.row(r) + v_column, kv.num_kv_heads,
+                      kv.head_dim, region + blocks[row] * kv.region_block_bytes(),
                       plan_.positions[row] % kBlockLen);
     }
   }

@@ -38,6 +38,11 @@ void check_kv(const KVShape& kv) {
 
 }  // namespace
 
+KVType to_kv_type(int32_t value) {
+  require(value == 0 || value == 1, "unknown type of K and V " + std::to_string(value));
+  return static_cast<KVType>(value);
+}
+
 Tape::Tape(std::shared_ptr<const Weights> weights, std::vector<BufferSpec> buffers,
            std::vector<RopeTable> ropes, KVShape kv, int32_t vocab)
     : weights_(std::move(weights)),

@@ -22,16 +22,20 @@ struct KVPlace {
   int32_t slot;
 };
 
+// KVType of that number; std::invalid_argument for any other.
+KVType to_kv_type(int32_t value);
+
 struct KVShape {
   std::vector<int32_t> group_windows;  // window of each group, 0 = full attention
   std::vector<KVPlace> layers;
   int32_t layers_per_block;
   int32_t num_kv_heads;
   int32_t head_dim;
+  KVType type;
 
   int32_t num_groups() const { return static_cast<int32_t>(group_windows.size()); }
-  // Float16 values of one layer of one block: [kv_head][K: head_dim x 16 | V: 16 x head_dim].
-  int64_t region_block_halves() const { return int64_t{num_kv_heads} * 2 * head_dim * kBlockLen; }
+  // Bytes of one layer of one block: [kv_head][K | V], see KVType.
+  int64_t region_block_bytes() const { return num_kv_heads * kv_head_bytes(type, head_dim); }
 };
 
 struct RopeTable {

@@ -98,6 +98,7 @@ class Tape:
         layers_per_block: int,
         num_kv_heads: int,
         head_dim: int,
+        kv_type: int,
         vocab: int,
     ) -> None: ...
     def embed(self, out: str, weight: str, scale: float) -> None: ...
@@ -203,7 +204,14 @@ class testing:
     ) -> bytes: ...
     @staticmethod
     def kv_store(
-        isa: str, k: bytes, v: bytes, num_kv_heads: int, head_dim: int, block: bytes, slot: int
+        isa: str,
+        k: bytes,
+        v: bytes,
+        num_kv_heads: int,
+        head_dim: int,
+        block: bytes,
+        slot: int,
+        kv_type: int,
     ) -> bytes: ...
     @staticmethod
     def gate(isa: str, activation: str, x: bytes, ldx: int, rows: int, dim: int) -> bytes: ...
@@ -248,6 +256,7 @@ class testing:
         items: Sequence[Sequence[int]],
         merges: Sequence[Sequence[int]],
         num_partials: int,
+        kv_type: int,
     ) -> bytes: ...
     # threads/ and tape/
     @staticmethod

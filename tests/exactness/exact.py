@@ -12,7 +12,7 @@ from typing import Any
 from headrace import _native
 from headrace.backends.base import StepPlan, StepResult
 from headrace.backends.cpu import CpuBackend
-from headrace.backends.layout import KVLayout
+from headrace.backends.layout import KV_DTYPES, KVLayout
 from headrace.engine.base import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.load import freq_factors
@@ -35,6 +35,7 @@ FACTORS: Mapping[str, tuple[object, ...]] = {
     "pool": ("large", "tiny"),
     "threads": (1, 2, 3),
     "isa": tuple(_native.isas()),
+    "kv": tuple(KV_DTYPES),
 }
 
 _SAMPLING: Mapping[str, dict[str, object]] = {
@@ -84,14 +85,14 @@ class SmallerPool:
 
 
 class ExactModel:
-    """One model file, its backends by (table, threads), and the reference results."""
+    """One model file, its backends by (table, threads, KV type), and the reference results."""
 
     def __init__(self, path: Path, *, prompt_len: int, num_output: int) -> None:
         self.path = path
         self.prompt_len = prompt_len
         self.num_output = num_output
-        self._backends: dict[tuple[str, int], CpuBackend] = {}
-        self._references: dict[tuple[str, int], RequestRecord] = {}
+        self._backends: dict[tuple[str, int, str], CpuBackend] = {}
+        self._references: dict[tuple[str, int, str], RequestRecord] = {}
         with closing(open_source(path)) as source:
             self.context_len = source.config.max_model_len
             self.tokenizer: Tokenizer = load_tokenizer(source.tokenizer, source.config.vocab_size)
@@ -100,8 +101,8 @@ class ExactModel:
         for backend in self._backends.values():
             backend.close()
 
-    def backend(self, isa: str, threads: int) -> CpuBackend:
-        key = (isa, threads)
+    def backend(self, isa: str, threads: int, kv: str = "fp16") -> CpuBackend:
+        key = (isa, threads, kv)
         if key not in self._backends:
             with closing(open_source(self.path)) as source:
                 program = build_program(source.config, freq_factors(source))
@@ -112,6 +113,7 @@ class ExactModel:
                     threads=threads,
                     max_step_rows=MAX_STEP_ROWS,
                     isa=isa,
+                    kv_dtype=kv,
                 )
         return self._backends[key]
 
@@ -133,11 +135,11 @@ class ExactModel:
         }
         return SamplingParams(**fields)
 
-    def reference(self, sampling: str, index: int) -> RequestRecord:
+    def reference(self, sampling: str, index: int, kv: str = "fp16") -> RequestRecord:
         """The request alone, in one chunk, on two threads with the fastest table."""
-        key = (sampling, index)
+        key = (sampling, index, kv)
         if key not in self._references:
-            engine = self.engine(self.backend(FASTEST, 2), chunk=MAX_STEP_ROWS)
+            engine = self.engine(self.backend(FASTEST, 2, kv), chunk=MAX_STEP_ROWS)
             self._references[key] = run_together(engine, self, sampling, [index])[index]
         return self._references[key]
 
@@ -175,7 +177,7 @@ def run_row(model: ExactModel, row: Mapping[str, object]) -> tuple[dict[int, Req
     assert isinstance(threads, int)
     assert isinstance(chunk, int)
     assert isinstance(sampling, str)
-    backend = model.backend(str(row["isa"]), threads)
+    backend = model.backend(str(row["isa"]), threads, str(row["kv"]))
     indexes = [0] if row["batch"] == "alone" else [0, 1, 3]
     num_blocks = model.tiny_pool(backend, indexes, chunk) if row["pool"] == "tiny" else None
     engine = model.engine(backend, chunk=chunk, num_blocks=num_blocks)
@@ -190,7 +192,7 @@ def check_row(model: ExactModel, row: Mapping[str, object]) -> None:
     if row["pool"] == "tiny" and row["batch"] == "crowd" and row["chunk"] != 7:
         assert num_preemptions > 0, "the tiny pool must preempt, or this row proves nothing"
     for index, record in results.items():
-        assert record == model.reference(str(row["sampling"]), index)
+        assert record == model.reference(str(row["sampling"]), index, str(row["kv"]))
 
 
 def check_scalar(path: Path) -> None:

@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace._native import testing
+from headrace.backends.layout import KV_DTYPES
+from headrace.backends.reference.arena import to_bytes
 from tests.support import native_floats
 from tests.support.gemm_model import fma
 from tests.support.native_floats import Doubles, Floats
@@ -31,6 +33,7 @@ class Shape:
     head_dim: int = 32
     window: int = 0
     softcap: float = 0.0
+    kv_dtype: str = "fp16"
 
     @property
     def group(self) -> int:
@@ -46,7 +49,7 @@ class Sequence_:
     """The last `num_rows` positions of a sequence; k and v hold float16 values as float32."""
 
     q: Floats  # (num_rows, num_heads, head_dim)
-    k: Floats  # (length, num_kv_heads, head_dim)
+    k: Floats  # (length, num_kv_heads, head_dim); int8 is rounded from it
     v: Floats
     first: int  # position of row 0
 
@@ -80,11 +83,7 @@ class Step:
         lengths = [s.first + len(s.q) for s in self.sequences]
         counts = [-(-length // BLOCK_LEN) for length in lengths]
         ids = iter(self.rng.permutation(sum(counts) + 2).tolist())
-        arena = np.full(
-            (sum(counts) + 2, self.shape.num_kv_heads, 2, self.shape.head_dim * BLOCK_LEN),
-            np.nan,
-            np.float16,
-        )
+        arena = _new_arena(self.shape, sum(counts) + 2)
         self.tables, self.table_starts = [], []
         for sequence, count, length in zip(self.sequences, counts, lengths, strict=True):
             low = max(0, sequence.first - self.shape.window + 1) if self.shape.window else 0
@@ -94,11 +93,7 @@ class Step:
                 seen = range(max(low, b * BLOCK_LEN), min(length, (b + 1) * BLOCK_LEN))
                 self.tables.append(block if seen else BEHIND_WINDOW)
                 for p in seen:
-                    slots = arena[block]
-                    keys = slots[:, 0].reshape(-1, self.shape.head_dim, BLOCK_LEN)
-                    values = slots[:, 1].reshape(-1, BLOCK_LEN, self.shape.head_dim)
-                    keys[:, :, p % BLOCK_LEN] = sequence.k[p]
-                    values[:, p % BLOCK_LEN] = sequence.v[p]
+                    _store(self.shape, arena[block], p % BLOCK_LEN, sequence.k[p], sequence.v[p])
         self.kv = arena.tobytes()
 
     @property
@@ -125,8 +120,41 @@ class Step:
             isa, q.tobytes(), self.kv, self.tables, self.table_starts, self.positions,
             self.shape.num_heads, self.shape.num_kv_heads, self.shape.head_dim, self.shape.window,
             self.shape.scale, self.shape.softcap, items, merges, num_partials,
+            KV_DTYPES[self.shape.kv_dtype],
         )  # fmt: skip
         return native_floats.floats(out).reshape(rows, self.shape.num_heads, self.shape.head_dim)
+
+
+def _new_arena(shape: Shape, num_blocks: int) -> npt.NDArray[np.void]:
+    """(blocks, kv heads) of K and V, NaN wherever that can be said."""
+    halves = shape.kv_dtype == "fp16"
+    fields: list[tuple[str, type, tuple[int, ...]]] = [
+        ("k", np.float16 if halves else np.int8, (shape.head_dim, BLOCK_LEN)),
+        ("v", np.float16 if halves else np.int8, (BLOCK_LEN, shape.head_dim)),
+    ]
+    if not halves:
+        fields += [("ks", np.float32, (BLOCK_LEN,)), ("vs", np.float32, (BLOCK_LEN,))]
+    arena = np.zeros((num_blocks, shape.num_kv_heads), np.dtype(fields))
+    for name in arena.dtype.names or ():
+        arena[name] = -77 if arena[name].dtype == np.int8 else np.nan
+    return arena
+
+
+def _store(shape: Shape, block: npt.NDArray[np.void], slot: int, k: Floats, v: Floats) -> None:
+    """k and v (kv heads, head_dim) of one position."""
+    if shape.kv_dtype == "fp16":
+        block["k"][:, :, slot], block["v"][:, slot] = k, v
+    else:
+        block["k"][:, :, slot], block["ks"][:, slot] = to_bytes(k)
+        block["v"][:, slot], block["vs"][:, slot] = to_bytes(v)
+
+
+def _codes(shape: Shape, x: Floats) -> tuple[Floats, Floats]:
+    """x (length, kv heads, head_dim) as it is multiplied, and its scales (length, kv heads)."""
+    if shape.kv_dtype == "fp16":
+        return x, np.ones(x.shape[:2], np.float32)
+    codes, scales = to_bytes(x)
+    return codes.astype(np.float32), scales
 
 
 def _visible(shape: Shape, sequence: Sequence_, keys: range) -> npt.NDArray[np.bool_]:
@@ -143,12 +171,17 @@ def _split_state(
     """m, l (rows, heads), acc (rows, heads, head_dim) of one split, and which rows see it."""
     rows = len(sequence.q)
     seen = _visible(shape, sequence, keys)[:, None, :]
-    k = np.repeat(sequence.k[keys.start : keys.stop], shape.group, axis=1).transpose(1, 2, 0)
-    v = np.repeat(sequence.v[keys.start : keys.stop], shape.group, axis=1).transpose(1, 0, 2)
+    k, ks = (
+        np.repeat(x, shape.group, axis=1) for x in _codes(shape, sequence.k[keys.start : keys.stop])
+    )
+    v, vs = (
+        np.repeat(x, shape.group, axis=1) for x in _codes(shape, sequence.v[keys.start : keys.stop])
+    )
+    k, v = k.transpose(1, 2, 0), v.transpose(1, 0, 2)
     s = np.zeros((rows, shape.num_heads, len(keys)), np.float32)
     for d in range(shape.head_dim):
         s = fma(sequence.q[:, :, d, None], k[None, :, d], s)
-    s = s * np.float32(shape.scale)
+    s = s * ks.T * np.float32(shape.scale)
     if shape.softcap:
         cap = np.float32(shape.softcap)
         s = cap * native_floats.tanh("scalar", s / cap)
@@ -160,6 +193,7 @@ def _split_state(
     l = native_floats.tree8(  # noqa: E741 - the definition's name
         np.add.accumulate(lanes.reshape(*e.shape[:2], -1, 8), axis=2)[:, :, -1]
     ).astype(np.float32)
+    e = e * vs.T
     acc = np.zeros((rows, shape.num_heads, shape.head_dim), np.float32)
     for j in range(len(keys)):
         grown = fma(e[:, :, j, None], v[None, :, j], acc)
@@ -191,8 +225,10 @@ def by_definition(shape: Shape, sequence: Sequence_) -> Floats:
 def in_float64(shape: Shape, sequence: Sequence_) -> Doubles:
     """Plain softmax attention: no splits, no lanes, no rounding to speak of."""
     length = sequence.first + len(sequence.q)
-    k = np.repeat(sequence.k.astype(np.float64), shape.group, axis=1)
-    v = np.repeat(sequence.v.astype(np.float64), shape.group, axis=1)
+    k, v = (
+        np.repeat(codes.astype(np.float64) * scales[:, :, None], shape.group, axis=1)
+        for codes, scales in (_codes(shape, sequence.k), _codes(shape, sequence.v))
+    )
     s = np.einsum("rhd,jhd->rhj", sequence.q.astype(np.float64), k) * shape.scale
     if shape.softcap:
         s = shape.softcap * np.tanh(s / shape.softcap)

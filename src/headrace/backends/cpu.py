@@ -8,7 +8,13 @@ from collections.abc import Sequence
 
 from headrace import _native
 from headrace.backends.base import RowResult, SamplingSpec, StepPlan, StepResult, WantedRow
-from headrace.backends.layout import BLOCK_LEN, KVLayout, make_layout
+from headrace.backends.layout import (
+    BLOCK_LEN,
+    DEFAULT_KV_DTYPE,
+    KV_DTYPES,
+    KVLayout,
+    make_layout,
+)
 from headrace.backends.lower import lower
 from headrace.backends.packing import PackedTensor, pack_weights
 from headrace.errors import ModelFormatError, ResourceError
@@ -60,13 +66,15 @@ class CpuBackend:
         isa: str | None = None,
         packing: str | None = None,
         lease: _native.ComputeLease | None = None,
+        kv_dtype: str = DEFAULT_KV_DTYPE,
     ) -> CpuBackend:
         """Pack the weights of `source` and lower `program`; the source may be closed afterwards.
 
         `kv_bytes`: bytes of the KV arena, rounded down to whole blocks; touched as it is used.
         `threads`: None for what the affinity mask and the cgroup grant. `isa`: a kernel table, None
         for HEADRACE_ISA or the best. `packing`: see `pack_weights`. `lease`: held by every
-        step, and while weights are packed, so that processes take turns.
+        step, and while weights are packed, so that processes take turns. `kv_dtype`: how keys and
+        values are kept, "fp16" or "int8".
         Raises ModelFormatError for weights that do not fit the Program, ResourceError for what the
         machine lacks.
         """
@@ -79,7 +87,10 @@ class CpuBackend:
             raise ResourceError(
                 f"A step of {max_step_rows} tokens is asked for; it may have 1 to {_MAX_STEP_ROWS}."
             )
-        layout = make_layout(program.kv_windows, program.num_kv_heads, program.head_dim)
+        if kv_dtype not in KV_DTYPES:
+            known = ", ".join(KV_DTYPES)
+            raise ResourceError(f"{kv_dtype!r} is no type of keys and values; use one of {known}.")
+        layout = make_layout(program.kv_windows, program.num_kv_heads, program.head_dim, kv_dtype)
         num_blocks = _num_blocks(source.name, kv_bytes, layout)
         weights = pack_weights(source, program, pool, isa=isa, packing=packing)
         try:
@@ -215,7 +226,7 @@ def _numerics_id(
     header_digest: str, tensors: Sequence[PackedTensor], program: Program, layout: KVLayout
 ) -> str:
     digest = hashlib.sha256()
-    parts = [NUMERIC_TABLE, KERNEL_REVISION, header_digest, "f16", layout, BLOCK_LEN, SPLIT_LEN]
+    parts = [NUMERIC_TABLE, KERNEL_REVISION, header_digest, layout, BLOCK_LEN, SPLIT_LEN]
     parts += sorted((t.name, t.packed.name, t.checksum) for t in tensors)
     parts += [([f.hex() for f in rope.inv_freq], rope.interleaved) for rope in program.ropes]
     for part in parts:

@@ -6,9 +6,10 @@ and one free list serve full-attention and window groups alike (a short group wa
 layers).
 
 Arena: layer-major regions, region l (0 <= l < layers_per_block) holds layer slot l of every block:
-    arena[layer_slot][block][kv_head][ K: head_dim x BLOCK_LEN | V: BLOCK_LEN x head_dim ]  float16
-K is stored transposed, so that the key of absolute position p sits in lane p % BLOCK_LEN.
-Heads are major inside a block, so that tensor-parallel slices are ranges.
+    arena[layer_slot][block][kv_head][ K: head_dim x BLOCK_LEN | V: BLOCK_LEN x head_dim ]
+of float16, or of signed bytes, behind which lie the float32 scales of the BLOCK_LEN keys and those
+of the values. K is stored transposed, so that the key of absolute position p sits in lane
+p % BLOCK_LEN. Heads are major inside a block, so that tensor-parallel slices are ranges.
 """
 
 from __future__ import annotations
@@ -17,7 +18,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 BLOCK_LEN = 16
-F16_BYTES = 2
+# How keys and values are stored, and the native core's number for it (KVType).
+KV_DTYPES = {"fp16": 0, "int8": 1}
+DEFAULT_KV_DTYPE = "fp16"
+_VALUE_BYTES = {"fp16": 2, "int8": 1}
+_SCALE_BYTES = {"fp16": 0, "int8": 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +41,13 @@ class KVLayout:
     layers_per_block: int
     num_kv_heads: int
     head_dim: int
+    kv_dtype: str = DEFAULT_KV_DTYPE
 
     @property
     def region_block_bytes(self) -> int:
         """Bytes of one layer of one block."""
-        return self.num_kv_heads * 2 * self.head_dim * BLOCK_LEN * F16_BYTES
+        values = self.head_dim * _VALUE_BYTES[self.kv_dtype] + _SCALE_BYTES[self.kv_dtype]
+        return self.num_kv_heads * 2 * BLOCK_LEN * values
 
     @property
     def block_bytes(self) -> int:
@@ -54,7 +61,12 @@ class KVLayout:
         raise ValueError(f"layer {layer} is in no group")
 
 
-def make_layout(kv_windows: Sequence[int], num_kv_heads: int, head_dim: int) -> KVLayout:
+def make_layout(
+    kv_windows: Sequence[int],
+    num_kv_heads: int,
+    head_dim: int,
+    kv_dtype: str = DEFAULT_KV_DTYPE,
+) -> KVLayout:
     """Group layers by window; the smallest class of layers sets the group size.
 
     With 3 full and 15 window layers: groups of 3 (one full, five window), no waste.
@@ -68,4 +80,4 @@ def make_layout(kv_windows: Sequence[int], num_kv_heads: int, head_dim: int) -> 
         for window, layers in sorted(classes.items())
         for i in range(0, len(layers), size)
     ]
-    return KVLayout(tuple(groups), size, num_kv_heads, head_dim)
+    return KVLayout(tuple(groups), size, num_kv_heads, head_dim, kv_dtype)

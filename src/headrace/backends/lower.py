@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace import _native
-from headrace.backends.layout import KVLayout
+from headrace.backends.layout import KV_DTYPES, KVLayout
 from headrace.models.program import (
     Add,
     AnyOp,
@@ -32,6 +32,7 @@ def lower(program: Program, layout: KVLayout, weights: _native.Weights) -> _nati
         layers_per_block=layout.layers_per_block,
         num_kv_heads=program.num_kv_heads,
         head_dim=program.head_dim,
+        kv_type=KV_DTYPES[layout.kv_dtype],
         vocab=program.vocab_size,
     )
     for op in program.ops:

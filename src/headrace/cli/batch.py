@@ -26,6 +26,7 @@ def batch(
     threads: options.Threads = None,
     kv_cache_memory: options.KvCacheMemory = None,
     max_model_len: options.MaxModelLen = None,
+    kv_dtype: options.KvDtypeOption = options.KvDtype.FP16,
 ) -> None:
     """Answer the requests of a file; run again to resume.
 
@@ -52,6 +53,7 @@ def batch(
         threads=threads,
         kv_cache_memory=kv_cache_memory,
         max_model_len=max_model_len,
+        kv_dtype=kv_dtype.value,
         log_level="error",
         ui=False,
     )

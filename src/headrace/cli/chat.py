@@ -95,6 +95,7 @@ def chat(
     threads: options.Threads = None,
     kv_cache_memory: options.KvCacheMemory = None,
     max_model_len: options.MaxModelLen = None,
+    kv_dtype: options.KvDtypeOption = options.KvDtype.FP16,
 ) -> None:
     """Talk with a model in the terminal.
 
@@ -113,6 +114,7 @@ def chat(
         kv_cache_bytes=kv_cache_memory,
         max_model_len=max_model_len,
         max_num_seqs=1,
+        kv_dtype=kv_dtype.value,
     ) as llm:
         if not llm.has_chat_template:
             raise HeadraceError(

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated
 
-from headrace.cli.params import Arg, Opt, integer, number, size
+from headrace.cli.params import Arg, Opt, choice, integer, number, size
+
+
+class KvDtype(StrEnum):
+    """Stored type of keys and values."""
+
+    FP16 = "fp16"
+    INT8 = "int8"
+
 
 ANY_INTEGER = integer(-(1 << 63), (1 << 64) - 1)
 
@@ -23,6 +32,15 @@ KvCacheMemory = Annotated[
         "Memory for keys and values, such as 512M. Default: a quarter of what is free, at most 2G.",
         "SIZE",
         size,
+    ),
+]
+KvDtypeOption = Annotated[
+    KvDtype,
+    Opt(
+        "--kv-dtype",
+        "How keys and values are kept: int8 takes half the memory at a small loss.",
+        "fp16|int8",
+        choice(KvDtype),
     ),
 ]
 MaxNumSeqs = Annotated[

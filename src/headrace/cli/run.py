@@ -36,6 +36,7 @@ def run(
     threads: options.Threads = None,
     kv_cache_memory: options.KvCacheMemory = None,
     max_model_len: options.MaxModelLen = None,
+    kv_dtype: options.KvDtypeOption = options.KvDtype.FP16,
 ) -> None:
     """Stream the answer to one prompt to stdout.
 
@@ -60,6 +61,7 @@ def run(
         kv_cache_bytes=kv_cache_memory,
         max_model_len=max_model_len,
         max_num_seqs=1,
+        kv_dtype=kv_dtype.value,
     ) as llm:
         for chunk in _answer(llm, text, system, raw, params):
             sys.stdout.write(chunk.text)

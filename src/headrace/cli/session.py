@@ -17,6 +17,7 @@ def open_llm(
     kv_cache_bytes: int | None,
     max_model_len: int | None,
     max_num_seqs: int,
+    kv_dtype: str,
 ) -> LLM:
     """Find the model, fetching it if need be, and load it."""
     from headrace.engine.llm import LLM
@@ -28,5 +29,6 @@ def open_llm(
             kv_cache_bytes=kv_cache_bytes,
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
+            kv_dtype=kv_dtype,
             progress=progress,
         )

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from headrace.backends.layout import DEFAULT_KV_DTYPE
 from headrace.engine.base import (
     ChoiceDelta,
     EngineAPI,
@@ -119,6 +120,7 @@ class LLM:
         max_model_len: int | None = None,
         max_step_tokens: int = 512,
         packing: str | None = None,
+        kv_dtype: str = DEFAULT_KV_DTYPE,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         from headrace.weights.resolve import resolve
@@ -143,6 +145,7 @@ class LLM:
             max_model_len=max_model_len,
             threads=threads,
             packing=packing,
+            kv_dtype=kv_dtype,
         )
         self._loaded: LoadedEngine | None = load_engine(path, options)
         self._shared = SharedEngine(self._loaded.engine)

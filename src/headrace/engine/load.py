@@ -10,6 +10,7 @@ from pathlib import Path
 
 from headrace import _native
 from headrace.backends.cpu import CpuBackend
+from headrace.backends.layout import DEFAULT_KV_DTYPE
 from headrace.engine.base import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.errors import ResourceError
@@ -39,6 +40,7 @@ class LoadOptions:
     packing: str | None = None
     # Of a compute lease shared with other processes; it is mapped and closed.
     lease_fd: int | None = None
+    kv_dtype: str = DEFAULT_KV_DTYPE
 
 
 @dataclass(slots=True)
@@ -114,6 +116,7 @@ def _load_backend(source: WeightSource, options: LoadOptions) -> CpuBackend:
         max_step_rows=max(options.max_step_tokens, options.max_num_seqs),
         packing=options.packing,
         lease=None if options.lease_fd is None else _map_lease(options.lease_fd),
+        kv_dtype=options.kv_dtype,
     )
 
 

@@ -91,6 +91,7 @@ class ServeConfig:
     max_waiting_tokens: int = 1 << 20
     threads: int | None = None
     packing: str | None = None
+    kv_dtype: str = "fp16"
     cors_origins: tuple[str, ...] = ()
     log_level: str = "info"
     log_format: str = "text"

@@ -88,6 +88,7 @@ class Gateway:
                 threads=config.threads,
                 lease_fd=self._lease_fd,
                 packing=config.packing,
+                kv_dtype=config.kv_dtype,
                 log_level=config.log_level,
                 log_format=config.log_format,
             )

@@ -28,6 +28,7 @@ def build_engine(config: WorkerConfig) -> WorkerEngine:
             threads=config.threads,
             packing=config.packing,
             lease_fd=config.lease_fd,
+            kv_dtype=config.kv_dtype,
         ),
     )
     return WorkerEngine(loaded.engine, loaded.tokenizer, _ready(config, path, loaded))

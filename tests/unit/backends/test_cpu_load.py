@@ -43,8 +43,12 @@ def _sample(backend: CpuBackend) -> tuple[int, float]:
     return row.token, row.logprob
 
 
-def _load(source: MemorySource, program: Program, kv_bytes: int = 1 << 20) -> CpuBackend:
-    return CpuBackend.load(source, program, kv_bytes=kv_bytes, threads=1, max_step_rows=16)
+def _load(
+    source: MemorySource, program: Program, kv_bytes: int = 1 << 20, kv_dtype: str = "fp16"
+) -> CpuBackend:
+    return CpuBackend.load(
+        source, program, kv_bytes=kv_bytes, threads=1, max_step_rows=16, kv_dtype=kv_dtype
+    )
 
 
 def test_a_tied_table_is_packed_once(made: MadeModel) -> None:
@@ -268,3 +272,20 @@ def test_the_backend_imports_neither_numpy_nor_torch() -> None:
     code = "import sys, headrace.backends.cpu\nprint(sorted({'numpy', 'torch'} & set(sys.modules)))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"
+
+
+def test_int8_keys_and_values_take_half_the_memory(made: MadeModel) -> None:
+    source = memory_source(made)
+    program = build_program(source.config)
+    backends = [_load(source, program, kv_dtype=kv, kv_bytes=1 << 20) for kv in ("fp16", "int8")]
+    halves, small = backends
+    head_dim = halves.layout.head_dim
+    assert small.layout.block_bytes * 2 * head_dim == halves.layout.block_bytes * (head_dim + 4)
+    assert small.num_blocks > halves.num_blocks
+    assert small.numerics_id != halves.numerics_id
+
+
+def test_an_unknown_type_of_keys_and_values_is_refused(made: MadeModel) -> None:
+    source = memory_source(made)
+    with pytest.raises(ResourceError, match="'int5' is no type of keys and values; use one of fp"):
+        _load(source, build_program(source.config), kv_dtype="int5")

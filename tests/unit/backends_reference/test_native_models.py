@@ -21,7 +21,13 @@ from headrace.backends.cpu import CpuBackend
 from headrace.backends.layout import KVLayout
 from headrace.backends.lower import lower
 from headrace.backends.packing import pack_weights
-from headrace.backends.reference import CPU_LIKE, LOGITS, ReferenceBackend
+from headrace.backends.reference import (
+    CPU_LIKE,
+    CPU_LIKE_INT8_KV,
+    LOGITS,
+    Numerics,
+    ReferenceBackend,
+)
 from headrace.models.program import AnyOp, Attend, Head, HeadNorm, Program, RopeWrite
 from headrace.models.registry import build_program
 from headrace.models.views import first_ops, with_logits
@@ -110,7 +116,7 @@ def _native_states(
 def _store_native_kv(
     reference: ReferenceBackend, op: RopeWrite, plan: StepPlan, qkv: Floats
 ) -> None:
-    """Write the native keys and values, which round to the same float16."""
+    """Write the native keys and values, which round to the same float16 or int8."""
     heads = qkv.reshape(len(qkv), -1, op.head_dim)
     end = op.num_heads + op.num_kv_heads
     group, slot = reference.layout.place(op.layer)
@@ -123,8 +129,10 @@ def _store_native_kv(
         reference.arena.write(slot, table, positions[rows], k, v)
 
 
-def _check_every_operation(source: WeightSource, program: Program) -> None:
-    reference = ReferenceBackend(source, program=program, num_blocks=NUM_BLOCKS, numerics=CPU_LIKE)
+def _check_every_operation(
+    source: WeightSource, program: Program, numerics: Numerics = CPU_LIKE
+) -> None:
+    reference = ReferenceBackend(source, program=program, num_blocks=NUM_BLOCKS, numerics=numerics)
     plans = _plans(reference)
     states = _native_states(_Natives(source, program, reference.layout), program, plans)
     for p, plan in enumerate(plans):
@@ -138,6 +146,13 @@ def _check_every_operation(source: WeightSource, program: Program) -> None:
 
 def test_every_operation(source: WeightSource) -> None:
     _check_every_operation(source, with_logits(build_program(source.config)))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_operation_on_int8_keys_and_values(tmp_path: Path, family: str) -> None:
+    made = make_gguf(tmp_path / "m.gguf", family=family, dtype=DType.F32, window=20)
+    source = open_source(made.path)
+    _check_every_operation(source, with_logits(build_program(source.config)), CPU_LIKE_INT8_KV)
 
 
 def test_options_that_no_family_uses_yet(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace._native import testing
+from headrace.backends.layout import KV_DTYPES
 from tests.support.attention_model import (
     BLOCK_LEN,
     SPLIT_LEN,
@@ -26,12 +27,13 @@ EDGES = (1, 15, 16, 17, 255, 256, 257, 512, 513, 530)
 seeds = st.integers(0, 2**32 - 1)
 
 shapes = st.builds(
-    lambda group, kv, eighths, window, softcap: Shape(group * kv, kv, 8 * eighths, window, softcap),
+    lambda group, kv, eighths, *rest: Shape(group * kv, kv, 8 * eighths, *rest),
     st.sampled_from([1, 2, 3, 4, 7]),
     st.integers(1, 2),
     st.integers(2, 5),
     st.sampled_from([0, 0, 1, 5, 16, 100, 255, 256, 257, 300]),
     st.sampled_from([0.0, 0.0, 30.0]),
+    st.sampled_from(["fp16", "int8"]),
 )
 
 
@@ -65,9 +67,12 @@ def plans(draw: st.DrawFn, step: Step) -> Plan:
                         head = kv_head * shape.group + line % shape.group
                         first = num_partials + line
                         merges.append([row + line // shape.group, head, last, first, lines])
-                    for split in range(last):
-                        items.append([seq, row, rows, kv_head, split, split + 1, num_partials])
-                        num_partials += lines
+                    split = 0
+                    while split < last:
+                        end_split = draw(st.integers(split + 1, last))
+                        items.append([seq, row, rows, kv_head, split, end_split, num_partials])
+                        num_partials += lines * (end_split - split)
+                        split = end_split
                 row += rows
     return draw(st.permutations(items)), draw(st.permutations(merges)), num_partials
 
@@ -101,10 +106,11 @@ def test_equals_the_definition(
     assert same_bits(step.attend(isa, pad=8), _defined(step))
 
 
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 @pytest.mark.parametrize("head_dim", range(16, 257, 8))
-def test_every_head_dim(head_dim: int) -> None:
+def test_every_head_dim(head_dim: int, kv_dtype: str) -> None:
     """One row and many tiles of rows, across a split."""
-    shape = Shape(4, 2, head_dim)
+    shape = Shape(4, 2, head_dim, kv_dtype=kv_dtype)
     step = _step(shape, [(259, 1), (40, 40)], head_dim)
     expected = _defined(step)
     for isa in ISAS:
@@ -114,7 +120,13 @@ def test_every_head_dim(head_dim: int) -> None:
 @every_isa
 @pytest.mark.parametrize(
     "shape",
-    [Shape(9, 3, 64), Shape(14, 2, 64), Shape(4, 1, 256, window=512), Shape(4, 4, 80, softcap=50)],
+    [
+        Shape(9, 3, 64),
+        Shape(9, 3, 64, kv_dtype="int8"),
+        Shape(14, 2, 64),
+        Shape(4, 1, 256, window=512),
+        Shape(4, 4, 80, softcap=50),
+    ],
     ids=str,
 )
 def test_follows_float64(isa: str, shape: Shape) -> None:
@@ -220,6 +232,20 @@ def test_an_infinite_value_reaches_only_rows_that_see_it(isa: str) -> None:
 
 
 @every_isa
+@pytest.mark.parametrize("spoilt", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("part", ["k", "v"])
+def test_int8_of_a_position_that_is_not_finite(isa: str, part: str, spoilt: float) -> None:
+    """The rows that see it are NaN, whatever its head; the others do not notice."""
+    shape = Shape(4, 2, 16, kv_dtype="int8")
+    rng = np.random.default_rng(10)
+    sequence = random_sequence(shape, 60, 60, rng)
+    expected = Step(shape, [sequence], rng).attend(isa).copy()
+    getattr(sequence, part)[37, 0, 5] = spoilt
+    expected[37:, :2] = np.nan
+    assert same_bits(Step(shape, [sequence], rng).attend(isa), expected)
+
+
+@every_isa
 def test_every_half_is_read_as_it_is(isa: str) -> None:
     """With one visible key the output is its V: all float16 values pass through."""
     halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
@@ -267,16 +293,16 @@ def _check_plan(
         assert starts[seq] <= row
         assert row + rows <= starts[seq + 1]
         assert 1 <= rows <= limit
-        assert partial < 0 or end == begin + 1
         for r in range(row, row + rows):
             covered.setdefault((r, kv_head), []).extend(range(begin, end))
             for g in range(shape.group):
                 if partial < 0:
                     whole.add((r, kv_head * shape.group + g))
-                else:
-                    state = partial + (r - row) * shape.group + g
+                    continue
+                for split in range(begin, end):
+                    state = partial + ((split - begin) * rows + r - row) * shape.group + g
                     assert state not in states
-                    states[state] = (r, kv_head * shape.group + g, begin)
+                    states[state] = (r, kv_head * shape.group + g, split)
     assert sorted(states) == list(range(num_partials))
     for (r, _), splits in covered.items():
         low = max(0, positions[r] - shape.window + 1) if shape.window else 0

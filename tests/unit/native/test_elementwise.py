@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from headrace._native import testing
+from headrace.backends.layout import KV_DTYPES
+from headrace.backends.reference.arena import to_bytes
 from tests.support.gemm_model import fma
 from tests.support.native_floats import (
     ISAS,
@@ -27,6 +29,7 @@ from tests.support.native_floats import (
 
 every_isa = pytest.mark.parametrize("isa", ISAS)
 any_float = st.floats(width=32) | st.sampled_from(SPECIALS.tolist())
+HALVES, BYTES = KV_DTYPES["fp16"], KV_DTYPES["int8"]
 seeds = st.integers(0, 2**32 - 1)
 BLOCK_LEN = 16
 
@@ -128,7 +131,7 @@ def test_kv_store(isa: str, heads: int, eighths: int, slot: int, seed: int) -> N
     dim = 8 * eighths
     k, v = rng.standard_normal((2, heads, dim)).astype(np.float32)
     block = rng.integers(0, 1 << 16, heads * 2 * dim * BLOCK_LEN, np.uint16)
-    stored = testing.kv_store(isa, raw(k), raw(v), heads, dim, block.tobytes(), slot)
+    stored = testing.kv_store(isa, raw(k), raw(v), heads, dim, block.tobytes(), slot, HALVES)
     got = np.frombuffer(stored, np.uint16).reshape(heads, 2, dim * BLOCK_LEN)
     expected = block.reshape(heads, 2, dim * BLOCK_LEN).copy()
     keys = expected[:, 0].reshape(heads, dim, BLOCK_LEN)
@@ -138,10 +141,48 @@ def test_kv_store(isa: str, heads: int, eighths: int, slot: int, seed: int) -> N
     assert np.array_equal(got, expected)
 
 
+def _stored_bytes(isa: str, x: Floats) -> tuple[npt.NDArray[np.int8], Floats]:
+    """Codes and scales of rows x [16, dim], stored as K and as V."""
+    dim = x.shape[1]
+    block = bytes(2 * BLOCK_LEN * (dim + 4))
+    for slot, row in enumerate(x):
+        block = testing.kv_store(isa, raw(row), raw(row), 1, dim, block, slot, BYTES)
+    codes = np.frombuffer(block[: 2 * dim * BLOCK_LEN], np.int8).reshape(2, -1)
+    scales = floats(block[2 * dim * BLOCK_LEN :]).reshape(2, BLOCK_LEN)
+    values = codes[1].reshape(BLOCK_LEN, dim)
+    assert np.array_equal(codes[0].reshape(dim, BLOCK_LEN).T, values)
+    assert same_bits(scales[0], scales[1])
+    return values, scales[0]
+
+
+@every_isa
+@given(eighths=st.integers(1, 6), magnitude=st.integers(-45, 38), seed=seeds)
+def test_bytes_equal_the_reference(isa: str, eighths: int, magnitude: int, seed: int) -> None:
+    """Rows of any magnitude, zero rows, and rows that are not finite."""
+    rng = np.random.default_rng(seed)
+    wide = rng.standard_normal((BLOCK_LEN, 8 * eighths)) * 10.0**magnitude
+    with np.errstate(over="ignore", under="ignore"):
+        x = wide.astype(np.float32)
+    x[2] = 0
+    x[3, rng.integers(x.shape[1])] = np.nan
+    x[4, rng.integers(x.shape[1])] = -np.inf
+    x[5] = np.round(x[5] / x[5, 0]) * 0.5 * x[5, 0]  # codes halfway between two
+    with np.errstate(all="ignore"):
+        codes, scales = to_bytes(x)
+    got_codes, got_scales = _stored_bytes(isa, x)
+    assert np.array_equal(got_codes, codes)
+    assert same_bits(got_scales, scales)
+    assert not got_codes[2:5].any()
+    assert got_scales[2] == 0
+    assert np.isnan(got_scales[3:5]).all()
+
+
 def _stored_halves(isa: str, x: Floats) -> npt.NDArray[np.uint16]:
     dim = x.size
     block = bytes(2 * dim * BLOCK_LEN * 2)
-    stored = np.frombuffer(testing.kv_store(isa, raw(x), raw(x), 1, dim, block, 3), np.uint16)
+    stored = np.frombuffer(
+        testing.kv_store(isa, raw(x), raw(x), 1, dim, block, 3, HALVES), np.uint16
+    )
     keys, values = stored.reshape(2, dim * BLOCK_LEN)
     row: npt.NDArray[np.uint16] = values.reshape(BLOCK_LEN, dim)[3]
     assert np.array_equal(keys.reshape(dim, BLOCK_LEN)[:, 3], row)

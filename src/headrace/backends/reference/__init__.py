@@ -2,6 +2,7 @@
 
 from headrace.backends.reference.backend import (
     CPU_LIKE,
+    CPU_LIKE_INT8_KV,
     EXACT,
     EXACT64,
     LOGITS,
@@ -9,4 +10,12 @@ from headrace.backends.reference.backend import (
     ReferenceBackend,
 )
 
-__all__ = ["CPU_LIKE", "EXACT", "EXACT64", "LOGITS", "Numerics", "ReferenceBackend"]
+__all__ = [
+    "CPU_LIKE",
+    "CPU_LIKE_INT8_KV",
+    "EXACT",
+    "EXACT64",
+    "LOGITS",
+    "Numerics",
+    "ReferenceBackend",
+]

@@ -44,17 +44,18 @@ LOGITS = "logits"
 
 @dataclass(frozen=True, slots=True)
 class Numerics:
-    """How numbers are held. `round_activations`: as the CPU backend quantizes them before a product
-    with quantized weights."""
+    """How numbers are held; int8 `kv` has scales. `round_activations`: as the CPU backend quantizes
+    them before a product with quantized weights."""
 
     compute: type[np.floating[Any]] = np.float32
-    kv: type[np.floating[Any]] = np.float16
+    kv: type[np.floating[Any] | np.int8] = np.float16
     round_activations: bool = False
 
 
 EXACT = Numerics(kv=np.float32)
 EXACT64 = Numerics(compute=np.float64, kv=np.float64)
 CPU_LIKE = Numerics(round_activations=True)
+CPU_LIKE_INT8_KV = Numerics(kv=np.int8, round_activations=True)
 
 
 class Step:
@@ -105,7 +106,8 @@ class ReferenceBackend:
         self._drawn: list[int] = []
         self.program = program or build_program(source.config, self._freq_factors())
         p = self.program
-        self._layout = make_layout(p.kv_windows, p.num_kv_heads, p.head_dim)
+        kv_dtype = "int8" if numerics.kv is np.int8 else "fp16"
+        self._layout = make_layout(p.kv_windows, p.num_kv_heads, p.head_dim, kv_dtype)
         self.arena = Arena(self._layout, num_blocks, numerics.kv)
 
     def _freq_factors(self) -> tuple[float, ...] | None:
