@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import machine, report, start
-from benchmarks.lineup import Lineup
+from benchmarks.lineup import RIVALS, Lineup
 from benchmarks.process import MAX_ATTEMPTS
 from benchmarks.rivals import llama_cpp
 from benchmarks.rivals.environment import default_folder, python_of
@@ -58,6 +58,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=machine.usable_cores())
     parser.add_argument("--rivals", type=Path, default=default_folder())
+    parser.add_argument("--only", action="append", default=[], choices=RIVALS, help="a rival")
     parser.add_argument("--models", type=Path, default=models_folder())
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--busy", action="store_true", help="measure although others are busy")
@@ -73,9 +74,9 @@ def make(run: Run, args: argparse.Namespace) -> None:
     elif run.kind == "figures":
         _figures(run, args)
     else:
-        lineup = Lineup(
-            _model(run.model, args), args.threads, args.rivals, run.only or (), run.kv_dtypes
-        )
+        only = [name for name in run.only or RIVALS if name in (args.only or RIVALS)]
+        rivals = args.rivals if only else None
+        lineup = Lineup(_model(run.model, args), args.threads, rivals, only, run.kv_dtypes)
         if run.kind == "start":
             start.measure(lineup, args.rounds, run.path(args.results))
         else:

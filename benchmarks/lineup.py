@@ -41,6 +41,8 @@ class Lineup:
 
     def missing(self) -> dict[str, str]:
         """Rivals that have no environment, and how one is made."""
+        if self.rivals is None:
+            return {}
         return {
             name: f"no environment; python -m benchmarks.rivals.{name.replace('-', '_')} makes it"
             for name in self.only or RIVALS
