@@ -129,18 +129,19 @@ nb::bytes quantize(const std::string& isa, int32_t kind, const nb::bytes& x, int
 // Outputs outside the tiles are returned as they were: the float with all bits set, a NaN.
 nb::bytes gemm(const std::string& isa, int32_t dtype, const nb::bytes& src, int32_t n, int32_t k,
                const nb::bytes& x, int32_t rows, const std::optional<nb::bytes>& bias,
-               int32_t tile_begin, int32_t tile_end) {
+               int32_t tile_begin, int32_t tile_end, bool float_activations) {
   const FpEnv env;
   const Shape shape(dtype, n, k);
+  const ActKind kind = float_activations ? ActKind::f32 : act_kind(shape.dtype);
   const KernelTable& table = table_named(isa);
   require(!bias || bias->size() == n * sizeof(float), "bias has another size than n floats");
   const Buffer packed = pack_source(table, shape, src, tile_begin, tile_end);
-  const Buffer act = quantize_source(table, act_kind(shape.dtype), x, rows, k);
+  const Buffer act = quantize_source(table, kind, x, rows, k);
   const Buffer offsets = bias ? aligned_copy(*bias) : Buffer();
   const size_t out_bytes = static_cast<size_t>(rows) * n * sizeof(float);
   const Buffer out = aligned_buffer(out_bytes);
   std::memset(out.get(), 0xff, out_bytes);
-  const PackedMatrix w{shape.dtype, act_kind(shape.dtype), n, k, shape.tile_bytes, packed.get()};
+  const PackedMatrix w{shape.dtype, kind, n, k, shape.tile_bytes, packed.get()};
   const ProductOut to{reinterpret_cast<float*>(out.get()), n,
                       reinterpret_cast<const float*>(offsets.get()), false};
   table.gemm(w, tile_begin, tile_end, act.get(), rows, to);
@@ -159,7 +160,7 @@ void bind_gemm_testing(nb::module_& testing) {
               nb::arg("k"));
   testing.def("gemm", gemm, nb::arg("isa"), nb::arg("dtype"), nb::arg("src"), nb::arg("n"),
               nb::arg("k"), nb::arg("x"), nb::arg("rows"), nb::arg("bias").none(),
-              nb::arg("tile_begin"), nb::arg("tile_end"));
+              nb::arg("tile_begin"), nb::arg("tile_end"), nb::arg("float_activations") = false);
 }
 
 }  // namespace headrace

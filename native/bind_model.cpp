@@ -36,11 +36,11 @@ std::shared_ptr<Weights> make_weights(Pool& pool, const std::string& isa, size_t
 }
 
 uint64_t add_matrix(Weights& weights, const std::string& name, int32_t stored, int32_t packed,
-                    int32_t n, int32_t k, nb::handle data) {
+                    int32_t n, int32_t k, nb::handle data, bool float_activations) {
   const BufferView view(data);
   const nb::gil_scoped_release unlocked;
   return weights.add_matrix(name, to_dtype(stored), to_dtype(packed), n, k, view.data(),
-                            view.bytes());
+                            view.bytes(), float_activations);
 }
 
 uint64_t add_vector(Weights& weights, const std::string& name, int32_t stored, int32_t count,
@@ -234,7 +234,8 @@ void bind_model(nb::module_& m) {
       .def(nb::new_(&make_weights), nb::arg("pool"), nb::kw_only(), nb::arg("isa"),
            nb::arg("capacity_bytes"), nb::keep_alive<1, 2>())
       .def("add_matrix", &add_matrix, nb::arg("name"), nb::arg("stored"), nb::arg("packed"),
-           nb::arg("n"), nb::arg("k"), nb::arg("data"), "Packs; returns the source's checksum.")
+           nb::arg("n"), nb::arg("k"), nb::arg("data"), nb::kw_only(),
+           nb::arg("float_activations") = false, "Packs; returns the source's checksum.")
       .def("add_vector", &add_vector, nb::arg("name"), nb::arg("stored"), nb::arg("count"),
            nb::arg("data"), "Keeps floats; returns the source's checksum.");
   nb::class_<SamplingSpec>(m, "SamplingSpec", "backends/base.py SamplingSpec, checked once.")

@@ -15,6 +15,8 @@
 //   lt gt ge eq is_nan first_lanes bits both          masks; bits: lane i in bit i
 //   select(m, a, b) = m ? a : b, keep(m, a) = m ? a : +0
 //   as_int as_float add shift_left                    on the bits of floats
+//   shift_right mask join flip splat_int load_words   logical shift, a & bits, a | b, a ^ b
+//   to_float                                          integers below 2^24: exact
 //   load_f16 store_f16                                eight halves; exact, and nearest even
 //   load_i8                                           eight signed bytes; exact
 //   zip unzip                                         a0 b0 a1 b1 ... <-> a0 a1 ..., b0 b1 ...

@@ -73,6 +73,13 @@ template <int kBits>
 inline I8 shift_left(I8 a) {
   return {_mm256_slli_epi32(a.v, kBits)};
 }
+inline I8 shift_right(I8 a, int n) { return {_mm256_srli_epi32(a.v, n)}; }
+inline I8 mask(I8 a, int32_t bits) { return {_mm256_and_si256(a.v, _mm256_set1_epi32(bits))}; }
+inline I8 join(I8 a, I8 b) { return {_mm256_or_si256(a.v, b.v)}; }
+inline I8 flip(I8 a, I8 b) { return {_mm256_xor_si256(a.v, b.v)}; }
+inline I8 splat_int(int32_t x) { return {_mm256_set1_epi32(x)}; }
+inline I8 load_words(const void* p) { return {_mm256_loadu_si256(static_cast<const __m256i*>(p))}; }
+inline V8 to_float(I8 a) { return {_mm256_cvtepi32_ps(a.v)}; }
 
 inline V8 load_f16(const uint16_t* p) {
   return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 
 #include "common/f16.h"
 
@@ -139,6 +140,31 @@ template <int kBits>
 inline I8 shift_left(I8 a) {
   I8 r;
   HEADRACE_LANES r.lane[i] = static_cast<int32_t>(static_cast<uint32_t>(a.lane[i]) << kBits);
+  return r;
+}
+#define HEADRACE_INT(signature, expression)  \
+  inline I8 signature {                      \
+    I8 r;                                    \
+    HEADRACE_LANES r.lane[i] = (expression); \
+    return r;                                \
+  }
+
+HEADRACE_INT(shift_right(I8 a, int n), static_cast<int32_t>(static_cast<uint32_t>(a.lane[i]) >> n))
+HEADRACE_INT(mask(I8 a, int32_t bits), a.lane[i] & bits)
+HEADRACE_INT(join(I8 a, I8 b), a.lane[i] | b.lane[i])
+HEADRACE_INT(flip(I8 a, I8 b), a.lane[i] ^ b.lane[i])
+HEADRACE_INT(splat_int(int32_t x), x)
+
+#undef HEADRACE_INT
+
+inline I8 load_words(const void* p) {
+  I8 r;
+  std::memcpy(&r, p, sizeof(r));
+  return r;
+}
+inline V8 to_float(I8 a) {
+  V8 r;
+  HEADRACE_LANES r.lane[i] = static_cast<float>(a.lane[i]);
   return r;
 }
 

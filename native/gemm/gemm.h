@@ -20,6 +20,10 @@
 // (half's) activation codes; d_a: the group's activation scale; s_a = d_a * float(A). At the end
 // y = acc + bias[o], or acc where there is no bias; out = y, or out + y (a residual).
 //
+// Float activations, the choice of PackedMatrix::act = f32 for a quantized type: every weight is
+// first unpacked to the float that unpack_row gives (w'), and inputs are taken one by one, as for
+// the float types: acc = fma(a, w', acc) in increasing k.
+//
 // Activations, per group of 32 inputs, with L = 127 (a8) or 32767 (a16) and amax the largest |x|:
 //   d_a = amax / L;  code = x * (L / amax) rounded to nearest even, so |code| <= L.
 //   amax < 2^-100: the group is zero (d_a = 0, codes 0). A NaN or infinity in the group: d_a = NaN
@@ -32,15 +36,18 @@
 #include "common/table.h"
 
 // Entry points with the signatures of KernelTable, one set per instruction set.
-#define HEADRACE_DECLARE_GEMM(isa)                                                           \
-  namespace headrace::isa {                                                                  \
-  void pack_tiles(DType dtype, const uint8_t* src, int32_t n, int32_t k, uint8_t* dst,       \
-                  int32_t tile_begin, int32_t tile_end);                                     \
-  void unpack_row(const PackedMatrix& w, int32_t row, float* out);                           \
-  void quantize_rows(ActKind kind, const float* x, int64_t ldx, int32_t rows, int32_t k,     \
-                     uint8_t* dst, size_t dst_stride);                                       \
-  void gemm(const PackedMatrix& w, int32_t tile_begin, int32_t tile_end, const uint8_t* act, \
-            int32_t rows, const ProductOut& to);                                             \
+#define HEADRACE_DECLARE_GEMM(isa)                                                                 \
+  namespace headrace::isa {                                                                        \
+  void pack_tiles(DType dtype, const uint8_t* src, int32_t n, int32_t k, uint8_t* dst,             \
+                  int32_t tile_begin, int32_t tile_end);                                           \
+  void unpack_row(const PackedMatrix& w, int32_t row, float* out);                                 \
+  void quantize_rows(ActKind kind, const float* x, int64_t ldx, int32_t rows, int32_t k,           \
+                     uint8_t* dst, size_t dst_stride);                                             \
+  void gemm(const PackedMatrix& w, int32_t tile_begin, int32_t tile_end, const uint8_t* act,       \
+            int32_t rows, const ProductOut& to);                                                   \
+  /* gemm() of quantized weights with float activations (gemm/float_kernel.h). */                  \
+  void float_gemm(const PackedMatrix& w, int32_t tile_begin, int32_t tile_end, const uint8_t* act, \
+                  int32_t rows, const ProductOut& to);                                             \
   }
 
 HEADRACE_DECLARE_GEMM(scalar)

@@ -489,6 +489,7 @@ void run_product(const Job& job, Range tiles, int32_t rows) {
 
 void gemm(const PackedMatrix& w, int32_t tile_begin, int32_t tile_end, const uint8_t* act,
           int32_t rows, const ProductOut& to) {
+  if (w.act != act_kind(w.dtype)) return float_gemm(w, tile_begin, tile_end, act, rows, to);
   const Job job = {w, act, act_row_bytes(w.act, w.k), to};
   const Range tiles = {tile_begin, tile_end};
   switch (w.dtype) {

@@ -5,6 +5,7 @@ namespace headrace::avx512 {
 
 void gemm(const PackedMatrix& w, int32_t tile_begin, int32_t tile_end, const uint8_t* act,
           int32_t rows, const ProductOut& to) {
+  if (w.act != act_kind(w.dtype)) return float_gemm(w, tile_begin, tile_end, act, rows, to);
   avx2::gemm(w, tile_begin, tile_end, act, rows, to);
 }
 

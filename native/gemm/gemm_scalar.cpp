@@ -227,6 +227,7 @@ void any_tile_rows(DType dtype, const uint8_t* w, int32_t k, const uint8_t* act,
 
 void gemm(const PackedMatrix& w, int32_t tile_begin, int32_t tile_end, const uint8_t* act,
           int32_t rows, const ProductOut& to) {
+  if (w.act != act_kind(w.dtype)) return float_gemm(w, tile_begin, tile_end, act, rows, to);
   const size_t act_bytes = act_row_bytes(w.act, w.k);
   for (int32_t tile = tile_begin; tile < tile_end; ++tile) {
     const int32_t first = tile * kTileN;

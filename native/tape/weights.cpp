@@ -69,7 +69,8 @@ void Weights::require_new(const std::string& name) const {
 }
 
 uint64_t Weights::add_matrix(const std::string& name, DType stored, DType packed, int32_t n,
-                             int32_t k, const uint8_t* src, size_t src_bytes) {
+                             int32_t k, const uint8_t* src, size_t src_bytes,
+                             bool float_activations) {
   require_new(name);
   require_shape(name, stored, n, k);
   require_shape(name, packed, n, k);
@@ -85,7 +86,8 @@ uint64_t Weights::add_matrix(const std::string& name, DType stored, DType packed
     throw std::invalid_argument(name + " does not fit the capacity announced for all matrices");
   }
   uint8_t* dst = memory_.data() + used_bytes_;
-  const PackedMatrix w{packed, act_kind(packed), n, k, packed_tile_bytes(packed, k), dst};
+  const ActKind act = float_activations ? ActKind::f32 : act_kind(packed);
+  const PackedMatrix w{packed, act, n, k, packed_tile_bytes(packed, k), dst};
   const int32_t tiles = w.num_tiles();
   const int32_t per_chunk = static_cast<int32_t>(std::clamp<size_t>(
       kPackChunkBytes / (kTileN * stored_row_bytes(stored, k)), 1, size_t{1} << 20));

@@ -25,10 +25,11 @@ class Weights {
   const KernelTable& table() const { return table_; }
 
   // Packs a matrix of n rows of k weights stored as `stored` (row-major), turned into `packed`
-  // first if that differs (see requantize.h). Returns the checksum of the source.
+  // first if that differs (see requantize.h). Its products take activations as `packed` asks, or
+  // as they are with `float_activations`. Returns the checksum of the source.
   // std::invalid_argument: wrong size, a second tensor of that name, or no room.
   uint64_t add_matrix(const std::string& name, DType stored, DType packed, int32_t n, int32_t k,
-                      const uint8_t* src, size_t src_bytes);
+                      const uint8_t* src, size_t src_bytes, bool float_activations);
   // Keeps `count` values stored as f32, f16 or bf16 as floats.
   uint64_t add_vector(const std::string& name, DType stored, int32_t count, const uint8_t* src,
                       size_t src_bytes);

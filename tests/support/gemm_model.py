@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from headrace.backends.reference.dequant import dequantize
 from headrace.weights.base import BLOCK_SIZES, DType
 
 Floats = npt.NDArray[np.float32]
@@ -59,6 +60,21 @@ def fma(a: Floats, b: Floats, c: Floats) -> Floats:
         even = (total.view(np.uint64) & np.uint64(1)) == 0
         odd = np.nextafter(total, np.copysign(np.inf, error))
         return np.where((error != 0) & even & np.isfinite(total), odd, total).astype(np.float32)
+
+
+def assert_same(got: Floats, expected: Floats) -> None:
+    """Equal bits; a NaN equals any NaN."""
+    assert got.shape == expected.shape
+    same = (got.view(np.uint32) == expected.view(np.uint32)) | (np.isnan(got) & np.isnan(expected))
+    assert same.all(), f"{(~same).sum()} of {same.size} differ, first at {np.argwhere(~same)[0]}"
+
+
+def activations(rows: int, k: int, rng: np.random.Generator) -> Floats:
+    """Groups of very different magnitudes, with zeros."""
+    x = rng.standard_normal((rows, k)).astype(np.float32)
+    x *= np.repeat(np.exp2(rng.integers(-12, 12, (rows, -(-k // 32)))), 32, axis=1)[:, :k]
+    x[rng.random((rows, k)) < 0.1] = 0
+    return x.astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -204,3 +220,14 @@ def _quantized_product(dtype: DType, w: Codes, x: Floats) -> Floats:
             sums = act.codes[:, g].sum(axis=1).astype(np.float32)
             acc = fma(w.minima[None, :, g], (act.scales[:, g] * sums)[:, None], acc)
     return acc
+
+
+def float_product(
+    dtype: DType, src: bytes, n: int, k: int, x: Floats, bias: Floats | None = None
+) -> Floats:
+    """The product with float activations: one fused multiply-add per input, in order."""
+    weights = dequantize(dtype, src, (n, k))
+    acc = np.zeros((len(x), n), np.float32)
+    for i in range(k):
+        acc = fma(x[:, i, None], weights[None, :, i], acc)
+    return acc if bias is None else acc + bias

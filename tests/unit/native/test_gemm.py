@@ -11,7 +11,7 @@ from headrace import _native
 from headrace._native import testing
 from headrace.weights.base import BLOCK_SIZES, DType
 from tests.support import gemm_model
-from tests.support.gemm_model import Floats
+from tests.support.gemm_model import Floats, activations, assert_same
 
 ISAS = _native.isas()
 every_dtype = pytest.mark.parametrize("dtype", list(DType), ids=lambda d: d.name)
@@ -29,21 +29,6 @@ def gemm(
     offsets = None if bias is None else bias.tobytes()
     out = testing.gemm(isa, int(dtype), src, n, k, x.tobytes(), rows, offsets, 0, num_tiles(n))
     return np.frombuffer(out, np.float32).reshape(rows, n)
-
-
-def assert_same(got: Floats, expected: Floats) -> None:
-    """Equal bits; a NaN equals any NaN."""
-    assert got.shape == expected.shape
-    same = (got.view(np.uint32) == expected.view(np.uint32)) | (np.isnan(got) & np.isnan(expected))
-    assert same.all(), f"{(~same).sum()} of {same.size} differ, first at {np.argwhere(~same)[0]}"
-
-
-def activations(rows: int, k: int, rng: np.random.Generator) -> Floats:
-    """Groups of very different magnitudes, with zeros."""
-    x = rng.standard_normal((rows, k)).astype(np.float32)
-    x *= np.repeat(np.exp2(rng.integers(-12, 12, (rows, -(-k // 32)))), 32, axis=1)[:, :k]
-    x[rng.random((rows, k)) < 0.1] = 0
-    return x.astype(np.float32)
 
 
 @every_isa
