@@ -66,7 +66,15 @@ class RoofProbe:
 class Weights:
     def __init__(self, pool: ThreadPool, *, isa: str, capacity_bytes: int) -> None: ...
     def add_matrix(
-        self, name: str, stored: int, packed: int, n: int, k: int, data: bytes | memoryview
+        self,
+        name: str,
+        stored: int,
+        packed: int,
+        n: int,
+        k: int,
+        data: bytes | memoryview,
+        *,
+        float_activations: bool = False,
     ) -> int: ...
     def add_vector(self, name: str, stored: int, count: int, data: bytes | memoryview) -> int: ...
 
@@ -181,6 +189,7 @@ class testing:
         bias: bytes | None,
         tile_begin: int,
         tile_end: int,
+        float_activations: bool = False,
     ) -> bytes: ...
     # common/, elementwise/ and the reductions of sampling/
     @staticmethod

@@ -7,10 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.exactness.exact import FACTORS, FASTEST, ExactModel, check_row, check_scalar
+from tests.exactness.exact import (
+    FACTORS,
+    FASTEST,
+    FLOAT_ACTIVATIONS,
+    ExactModel,
+    check_row,
+    check_scalar,
+)
 from tests.support.cover import Row, full_product, pairwise_cover, row_name
 
-FAST = {**FACTORS, "isa": (FASTEST,)}
+FAST = {**FACTORS, "kernels": (FASTEST, FLOAT_ACTIVATIONS)}
 COVER = pairwise_cover(FAST, seed=2)
 PRODUCT = [row for row in full_product(FACTORS) if row not in COVER]
 

@@ -79,6 +79,7 @@ def load(
     isa: str | None = None,
     max_step_rows: int = 512,
     packing: str | None = None,
+    activations: str = "quantized",
 ) -> CpuBackend:
     """The CPU backend of a source, with an arena of `num_blocks`."""
     program = build_program(source.config, None)
@@ -91,6 +92,7 @@ def load(
         max_step_rows=max_step_rows,
         isa=isa,
         packing=packing,
+        activations=activations,
     )
 
 

@@ -65,6 +65,7 @@ class CpuBackend:
         max_step_rows: int,
         isa: str | None = None,
         packing: str | None = None,
+        activations: str = "quantized",
         lease: _native.ComputeLease | None = None,
         kv_dtype: str = DEFAULT_KV_DTYPE,
     ) -> CpuBackend:
@@ -72,9 +73,9 @@ class CpuBackend:
 
         `kv_bytes`: bytes of the KV arena, rounded down to whole blocks; touched as it is used.
         `threads`: None for what the affinity mask and the cgroup grant. `isa`: a kernel table, None
-        for HEADRACE_ISA or the best. `packing`: see `pack_weights`. `lease`: held by every
-        step, and while weights are packed, so that processes take turns. `kv_dtype`: how keys and
-        values are kept, "fp16" or "int8".
+        for HEADRACE_ISA or the best. `packing`, `activations`: see `pack_weights`. `lease`: held by
+        every step, and while weights are packed, so that processes take turns. `kv_dtype`: how keys
+        and values are kept, "fp16" or "int8".
         Raises ModelFormatError for weights that do not fit the Program, ResourceError for what the
         machine lacks.
         """
@@ -92,7 +93,9 @@ class CpuBackend:
             raise ResourceError(f"{kv_dtype!r} is no type of keys and values; use one of {known}.")
         layout = make_layout(program.kv_windows, program.num_kv_heads, program.head_dim, kv_dtype)
         num_blocks = _num_blocks(source.name, kv_bytes, layout)
-        weights = pack_weights(source, program, pool, isa=isa, packing=packing)
+        weights = pack_weights(
+            source, program, pool, isa=isa, packing=packing, activations=activations
+        )
         try:
             tape = lower(program, layout, weights.native)
             model = _native.Model(pool, tape, num_blocks=num_blocks, max_step_rows=max_step_rows)
@@ -105,7 +108,9 @@ class CpuBackend:
             layout,
             num_blocks=num_blocks,
             max_step_rows=max_step_rows,
-            numerics_id=_numerics_id(source.header_digest, weights.tensors, program, layout),
+            numerics_id=_numerics_id(
+                source.header_digest, weights.tensors, program, layout, activations
+            ),
             lease=lease,
         )
 
@@ -223,10 +228,15 @@ def _chosen_isa(isa: str | None) -> str:
 
 
 def _numerics_id(
-    header_digest: str, tensors: Sequence[PackedTensor], program: Program, layout: KVLayout
+    header_digest: str,
+    tensors: Sequence[PackedTensor],
+    program: Program,
+    layout: KVLayout,
+    activations: str,
 ) -> str:
     digest = hashlib.sha256()
     parts = [NUMERIC_TABLE, KERNEL_REVISION, header_digest, layout, BLOCK_LEN, SPLIT_LEN]
+    parts.append(activations)
     parts += sorted((t.name, t.packed.name, t.checksum) for t in tensors)
     parts += [([f.hex() for f in rope.inv_freq], rope.interleaved) for rope in program.ropes]
     for part in parts:

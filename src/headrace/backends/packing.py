@@ -12,6 +12,7 @@ from headrace.models.program import Embed, Head, HeadNorm, Linear, Norm, Program
 from headrace.weights.base import BLOCK_SIZES, DType, TensorInfo, WeightSource
 
 PACKINGS = ("bf16", "int8", "int4")
+ACTIVATIONS = ("quantized", "float32")
 
 _FLOATS = (DType.F32, DType.F16, DType.BF16)
 
@@ -40,20 +41,27 @@ def pack_weights(
     *,
     isa: str,
     packing: str | None,
+    activations: str = "quantized",
 ) -> PackedWeights:
     """Packs every tensor the Program names, in the order of first use, each once.
 
     `packing` applies to tensors stored as floats: None keeps them, bf16 rounds float32 to bfloat16,
-    int8 is Q8_0, int4 is Q4_1 with an int8 embedding and head. The source's pages are released
-    tensor by tensor. Raises ModelFormatError and ResourceError.
+    int8 is Q8_0, int4 is Q4_1 with an int8 embedding and head. `activations`: "quantized" rounds
+    them before products with quantized weights (native/gemm/gemm.h), "float32" never. The source's
+    pages are released tensor by tensor. Raises ModelFormatError and ResourceError.
     """
     if packing is not None and packing not in PACKINGS:
         raise ModelFormatError(f"Packing {packing!r} is unknown; use one of {', '.join(PACKINGS)}.")
+    if activations not in ACTIVATIONS:
+        raise ModelFormatError(
+            f"Activations {activations!r} are unknown; use one of {', '.join(ACTIVATIONS)}."
+        )
+    floats = activations == "float32"
     matrices = {name: _packed_type(source, name, packing) for name in _matrix_names(program)}
     try:
         capacity = sum(_packed_bytes(source.tensors[n], t) for n, t in matrices.items())
         native = _native.Weights(pool, isa=isa, capacity_bytes=capacity)
-        tensors = [_add_matrix(native, source, n, t) for n, t in matrices.items()]
+        tensors = [_add_matrix(native, source, n, t, floats) for n, t in matrices.items()]
         tensors += [_add_vector(native, source, name) for name in _vector_names(program)]
     except ValueError as error:
         raise ModelFormatError(f"{source.name!r}: {error}.") from error
@@ -123,11 +131,19 @@ def _packed_bytes(info: TensorInfo, packed: DType) -> int:
 
 
 def _add_matrix(
-    native: _native.Weights, source: WeightSource, name: str, packed: DType
+    native: _native.Weights, source: WeightSource, name: str, packed: DType, floats: bool
 ) -> PackedTensor:
     info = source.tensors[name]
     num_rows, row_len = info.shape
-    checksum = native.add_matrix(name, info.dtype, packed, num_rows, row_len, source.data(name))
+    checksum = native.add_matrix(
+        name,
+        info.dtype,
+        packed,
+        num_rows,
+        row_len,
+        source.data(name),
+        float_activations=floats,
+    )
     source.release(name)
     return PackedTensor(name, packed, checksum)
 

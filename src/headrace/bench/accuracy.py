@@ -56,7 +56,9 @@ class Accuracy:
     same_best: float
 
 
-def compare_with_reference(path: Path, threads: int | None = None, text: str = TEXT) -> Accuracy:
+def compare_with_reference(
+    path: Path, threads: int | None = None, activations: str = "quantized", text: str = TEXT
+) -> Accuracy:
     """Run both backends over a text. Raises HeadraceError for a model that has no plain logits."""
     import numpy as np
 
@@ -67,7 +69,7 @@ def compare_with_reference(path: Path, threads: int | None = None, text: str = T
         tokens = load_tokenizer(source.tokenizer, source.config.vocab_size).encode(text)
         tokens = tokens[: source.config.max_model_len]
         reference = ReferenceBackend(source, num_blocks=_num_blocks(source, len(tokens)))
-        ours = _cpu_backend(source, reference.layout, len(tokens), threads)
+        ours = _cpu_backend(source, reference.layout, len(tokens), threads, activations)
         kls, num_same = [], 0
         for plan in _plans(reference.layout, tokens):
             truth = _log_softmax(reference.logits(plan))
@@ -82,7 +84,11 @@ def compare_with_reference(path: Path, threads: int | None = None, text: str = T
 
 
 def _cpu_backend(
-    source: WeightSource, layout: KVLayout, length: int, threads: int | None
+    source: WeightSource,
+    layout: KVLayout,
+    length: int,
+    threads: int | None,
+    activations: str,
 ) -> CpuBackend:
     try:
         program = with_logits(build_program(source.config, freq_factors(source)))
@@ -92,7 +98,12 @@ def _cpu_backend(
         ) from error
     kv_bytes = _num_blocks(source, length) * layout.block_bytes
     return CpuBackend.load(
-        source, program, kv_bytes=kv_bytes, threads=threads, max_step_rows=CHUNK_LEN
+        source,
+        program,
+        kv_bytes=kv_bytes,
+        threads=threads,
+        max_step_rows=CHUNK_LEN,
+        activations=activations,
     )
 
 

@@ -13,7 +13,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from headrace import _native
@@ -202,24 +202,19 @@ class Model:
         return max(blocks, default=0) * self.layout.block_bytes
 
 
-def load(
-    model: Model, plan: Plan, *, threads: int | None, kv_cache_bytes: int | None
-) -> LoadedEngine:
+def load(model: Model, plan: Plan, options: LoadOptions) -> LoadedEngine:
     """An engine with room for the plan, or for as much of it as memory allows."""
-    options = LoadOptions(threads=threads, max_num_seqs=max(plan.batches, default=1))
-    if kv_cache_bytes is None:
-        needed = model.kv_cache_bytes(plan, max(options.max_step_tokens, options.max_num_seqs))
-        kv_cache_bytes = min(needed, _native.memory_info().available_bytes // 2)
-    return load_engine(
-        model.path,
-        LoadOptions(
-            threads=threads,
-            max_num_seqs=options.max_num_seqs,
-            max_waiting=1 << 30,
-            max_waiting_tokens=1 << 62,
-            kv_cache_bytes=kv_cache_bytes,
-        ),
+    options = replace(
+        options,
+        max_num_seqs=max(plan.batches, default=1),
+        max_waiting=1 << 30,
+        max_waiting_tokens=1 << 62,
     )
+    if options.kv_cache_bytes is None:
+        needed = model.kv_cache_bytes(plan, max(options.max_step_tokens, options.max_num_seqs))
+        room = _native.memory_info().available_bytes // 2
+        options = replace(options, kv_cache_bytes=min(needed, room))
+    return load_engine(model.path, options)
 
 
 class Limits:

@@ -93,6 +93,7 @@ def chat(
     temperature: options.Temperature = 0.7,
     seed: options.Seed = None,
     threads: options.Threads = None,
+    activations: options.ActivationsOption = options.Activations.QUANTIZED,
     kv_cache_memory: options.KvCacheMemory = None,
     max_model_len: options.MaxModelLen = None,
     kv_dtype: options.KvDtypeOption = options.KvDtype.FP16,
@@ -111,6 +112,7 @@ def chat(
     with open_llm(
         model,
         threads=threads,
+        activations=activations.value,
         kv_cache_bytes=kv_cache_memory,
         max_model_len=max_model_len,
         max_num_seqs=1,

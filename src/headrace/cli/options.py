@@ -15,6 +15,13 @@ class KvDtype(StrEnum):
     INT8 = "int8"
 
 
+class Activations(StrEnum):
+    """What quantized weights are multiplied by."""
+
+    QUANTIZED = "quantized"
+    FLOAT32 = "float32"
+
+
 ANY_INTEGER = integer(-(1 << 63), (1 << 64) - 1)
 
 Model = Annotated[
@@ -62,6 +69,16 @@ Threads = Annotated[
 Isa = Annotated[
     str | None,
     Opt("--isa", "Kernels to use: avx512, avx2, scalar. Default: the best.", "NAME"),
+]
+ActivationsOption = Annotated[
+    Activations,
+    Opt(
+        "--activations",
+        "What quantized weights are multiplied by: quantized (8 or 16 bits) or float32 "
+        "(more exact, slower).",
+        "KIND",
+        choice(Activations),
+    ),
 ]
 MaxTokens = Annotated[
     int | None,

@@ -34,6 +34,7 @@ def run(
     seed: options.Seed = None,
     stop: options.Stop = None,
     threads: options.Threads = None,
+    activations: options.ActivationsOption = options.Activations.QUANTIZED,
     kv_cache_memory: options.KvCacheMemory = None,
     max_model_len: options.MaxModelLen = None,
     kv_dtype: options.KvDtypeOption = options.KvDtype.FP16,
@@ -58,6 +59,7 @@ def run(
     with open_llm(
         model,
         threads=threads,
+        activations=activations.value,
         kv_cache_bytes=kv_cache_memory,
         max_model_len=max_model_len,
         max_num_seqs=1,

@@ -14,6 +14,7 @@ def open_llm(
     model: str,
     *,
     threads: int | None,
+    activations: str,
     kv_cache_bytes: int | None,
     max_model_len: int | None,
     max_num_seqs: int,
@@ -26,6 +27,7 @@ def open_llm(
         return LLM(
             model,
             threads=threads,
+            activations=activations,
             kv_cache_bytes=kv_cache_bytes,
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,

@@ -106,7 +106,8 @@ class LLM:
     """An engine for one model in this process. Close it, or use it as a context manager.
 
     `model`: a catalog name, a path, or a Hub id, as on the command line. Calls may overlap, from
-    any thread and between the chunks of a stream: their requests run as one batch.
+    any thread and between the chunks of a stream: their requests run as one batch. `activations`:
+    "quantized", or "float32" for more exact and slower products.
     Raises HeadraceError for a model that cannot be found, read or held.
     """
 
@@ -121,6 +122,7 @@ class LLM:
         max_step_tokens: int = 512,
         packing: str | None = None,
         kv_dtype: str = DEFAULT_KV_DTYPE,
+        activations: str = "quantized",
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         from headrace.weights.resolve import resolve
@@ -146,6 +148,7 @@ class LLM:
             threads=threads,
             packing=packing,
             kv_dtype=kv_dtype,
+            activations=activations,
         )
         self._loaded: LoadedEngine | None = load_engine(path, options)
         self._shared = SharedEngine(self._loaded.engine)

@@ -38,6 +38,7 @@ class LoadOptions:
     max_model_len: int | None = None
     threads: int | None = None
     packing: str | None = None
+    activations: str = "quantized"
     # Of a compute lease shared with other processes; it is mapped and closed.
     lease_fd: int | None = None
     kv_dtype: str = DEFAULT_KV_DTYPE
@@ -115,6 +116,7 @@ def _load_backend(source: WeightSource, options: LoadOptions) -> CpuBackend:
         threads=options.threads,
         max_step_rows=max(options.max_step_tokens, options.max_num_seqs),
         packing=options.packing,
+        activations=options.activations,
         lease=None if options.lease_fd is None else _map_lease(options.lease_fd),
         kv_dtype=options.kv_dtype,
     )

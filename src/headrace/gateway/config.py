@@ -92,6 +92,7 @@ class ServeConfig:
     threads: int | None = None
     packing: str | None = None
     kv_dtype: str = "fp16"
+    activations: str = "quantized"
     cors_origins: tuple[str, ...] = ()
     log_level: str = "info"
     log_format: str = "text"

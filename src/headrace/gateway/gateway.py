@@ -89,6 +89,7 @@ class Gateway:
                 lease_fd=self._lease_fd,
                 packing=config.packing,
                 kv_dtype=config.kv_dtype,
+                activations=config.activations,
                 log_level=config.log_level,
                 log_format=config.log_format,
             )

@@ -27,6 +27,7 @@ def build_engine(config: WorkerConfig) -> WorkerEngine:
             max_model_len=config.max_model_len,
             threads=config.threads,
             packing=config.packing,
+            activations=config.activations,
             lease_fd=config.lease_fd,
             kv_dtype=config.kv_dtype,
         ),

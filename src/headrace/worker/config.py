@@ -29,6 +29,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     lease_fd: int | None = None
     packing: str | None = None
     kv_dtype: str = "fp16"
+    activations: str = "quantized"
     log_level: str = "info"
     log_format: str = "text"
     builder: str = "headrace.worker.build:build_engine"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -27,6 +27,8 @@ MODELS = [
     ("gemma3", DType.Q4_K),
     ("gemma3", DType.F32),
 ]
+FLOAT_ACTIVATIONS = [("qwen2", DType.Q4_1), ("gemma3", DType.Q6_K)]
+CASES = [(*m, "quantized") for m in MODELS] + [(*m, "float32") for m in FLOAT_ACTIVATIONS]
 LENGTHS = (37, 283, 16, 5)
 NUM_BLOCKS = 320
 
@@ -50,26 +52,37 @@ def _requests() -> list[Request]:
 REQUESTS = _requests()
 
 
-@pytest.fixture(scope="module", params=MODELS, ids=lambda p: f"{p[0]}-{p[1].name}")
-def source(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> MemorySource:
-    family, dtype = request.param
+@dataclass(frozen=True)
+class Case:
+    source: MemorySource
+    activations: str
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda p: f"{p[0]}-{p[1].name}-{p[2]}")
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    family, dtype, activations = request.param
     path = tmp_path_factory.mktemp("made") / "model.gguf"
     # Embedding and head of another type than the layers: two kinds of activations in one step.
     dtypes = {"attn_v": DType.Q8_0, "token_embd": DType.Q8_0} if family == "qwen2" else {}
-    return memory_source(make_gguf(path, family=family, dtype=dtype, dtypes=dtypes, window=21))
+    made = make_gguf(path, family=family, dtype=dtype, dtypes=dtypes, window=21)
+    return Case(memory_source(made), activations)
 
 
 def _run(
-    source: MemorySource,
+    case: Case,
     steps: list[Step],
     *,
     threads: int = 1,
     isa: str | None = None,
     seed: int = 0,
 ) -> Bits:
-    backend = load(source, num_blocks=NUM_BLOCKS, threads=threads, isa=isa)
+    backend = load(
+        case.source,
+        num_blocks=NUM_BLOCKS,
+        threads=threads,
+        isa=isa,
+        activations=case.activations,
+    )
     try:
         return dict(Run(backend, REQUESTS, seed).steps(steps))
     finally:
@@ -98,29 +111,29 @@ def _random_steps(seed: int) -> list[Step]:
 
 
 @pytest.fixture(scope="module")
-def expected(source: MemorySource) -> Bits:
+def expected(case: Case) -> Bits:
     """Every request alone, whole, on one thread with the best table."""
-    return _run(source, _alone())
+    return _run(case, _alone())
 
 
-def test_together_and_in_chunks(source: MemorySource, expected: Bits) -> None:
-    assert _run(source, _random_steps(1), seed=5) == expected
+def test_together_and_in_chunks(case: Case, expected: Bits) -> None:
+    assert _run(case, _random_steps(1), seed=5) == expected
 
 
 @pytest.mark.parametrize("threads", [2, 3, 8])
-def test_threads(source: MemorySource, expected: Bits, threads: int) -> None:
-    assert _run(source, [list(enumerate(LENGTHS))], threads=threads, seed=threads) == expected
+def test_threads(case: Case, expected: Bits, threads: int) -> None:
+    assert _run(case, [list(enumerate(LENGTHS))], threads=threads, seed=threads) == expected
 
 
 @pytest.mark.skipif(len(_native.isas()) == 1, reason="this processor has one kernel table")
-def test_kernel_tables(source: MemorySource, expected: Bits) -> None:
-    assert _run(source, _random_steps(2), threads=2, isa="scalar") == expected
+def test_kernel_tables(case: Case, expected: Bits) -> None:
+    assert _run(case, _random_steps(2), threads=2, isa="scalar") == expected
 
 
-def test_one_token_at_a_time(source: MemorySource, expected: Bits) -> None:
+def test_one_token_at_a_time(case: Case, expected: Bits) -> None:
     steps: list[Step] = [[(0, 1), (3, 1)] for _ in range(5)]
     steps += [[(0, 1)] for _ in range(LENGTHS[0] - 5)]
-    got = _run(source, steps, threads=2)
+    got = _run(case, steps, threads=2)
     assert got == {place: bits for place, bits in expected.items() if place[0] in (0, 3)}
 
 
@@ -132,7 +145,8 @@ def test_the_environment_of_the_caller(tmp_path: Path) -> None:
     halves = struct.pack("<H", 0x0155) * norm.shape[0]
     tensor = replace(norm, dtype=DType.F16, data=halves)
     source = MemorySource(source.config, {**source.made, norm.name: tensor})
+    case = Case(source, "quantized")
     flush_to_zero = 0x9FC0
     steps: list[Step] = [list(enumerate(LENGTHS))]
-    got = _native.testing.call_in_env(flush_to_zero, lambda: _run(source, steps, threads=2))
-    assert got == (_run(source, steps), flush_to_zero)
+    got = _native.testing.call_in_env(flush_to_zero, lambda: _run(case, steps, threads=2))
+    assert got == (_run(case, steps), flush_to_zero)

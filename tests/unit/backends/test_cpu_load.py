@@ -162,7 +162,13 @@ def test_the_numerics_id_names_what_changes_bits(made: MadeModel, tmp_path: Path
     changed = memory_source(made)
     changed.header_digest = source.header_digest
     ids.add(load(changed).numerics_id)
-    assert len(ids | {base.numerics_id}) == 6
+    ids.add(load(source, activations="float32").numerics_id)
+    assert len(ids | {base.numerics_id}) == 7
+
+
+def test_unknown_activations_are_refused(made: MadeModel) -> None:
+    with pytest.raises(ModelFormatError, match="use one of quantized, float32"):
+        load(memory_source(made), activations="int8")
 
 
 @pytest.mark.parametrize("number", ["KERNEL_REVISION", "SPLIT_LEN", "BLOCK_LEN"])

@@ -57,10 +57,23 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> WeightSource:
 class _Natives:
     """Native backends of cuts of one Program, over weights that are packed once."""
 
-    def __init__(self, source: WeightSource, program: Program, layout: KVLayout) -> None:
+    def __init__(
+        self,
+        source: WeightSource,
+        program: Program,
+        layout: KVLayout,
+        activations: str = "quantized",
+    ) -> None:
         self._layout = layout
         self._pool = _native.ThreadPool(2)
-        self._weights = pack_weights(source, program, self._pool, isa=_native.isa(), packing=None)
+        self._weights = pack_weights(
+            source,
+            program,
+            self._pool,
+            isa=_native.isa(),
+            packing=None,
+            activations=activations,
+        )
 
     def backend(self, program: Program) -> CpuBackend:
         tape = lower(program, self._layout, self._weights.native)
@@ -134,7 +147,9 @@ def _check_every_operation(
 ) -> None:
     reference = ReferenceBackend(source, program=program, num_blocks=NUM_BLOCKS, numerics=numerics)
     plans = _plans(reference)
-    states = _native_states(_Natives(source, program, reference.layout), program, plans)
+    activations = "quantized" if numerics.round_activations else "float32"
+    natives = _Natives(source, program, reference.layout, activations)
+    states = _native_states(natives, program, plans)
     for p, plan in enumerate(plans):
         for index, (op, live) in enumerate(reference.trace(plan)):
             native, name = states[index][p], _written(op)
@@ -153,6 +168,10 @@ def test_every_operation_on_int8_keys_and_values(tmp_path: Path, family: str) ->
     made = make_gguf(tmp_path / "m.gguf", family=family, dtype=DType.F32, window=20)
     source = open_source(made.path)
     _check_every_operation(source, with_logits(build_program(source.config)), CPU_LIKE_INT8_KV)
+
+
+def test_every_operation_with_float_activations(source: WeightSource) -> None:
+    _check_every_operation(source, with_logits(build_program(source.config)), Numerics())
 
 
 def test_options_that_no_family_uses_yet(tmp_path: Path) -> None:

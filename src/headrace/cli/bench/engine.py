@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from headrace.bench.engine import EngineBench, Figure, Limits, Plan, Run
+    from headrace.engine.load import LoadOptions
 
 HEAD = [
     "measurement", "tok/s", "least", "most", "of the roof", "step ms", "Python ms", "p99",
@@ -66,6 +67,7 @@ def engine(
     steps: Steps = 16,
     repeat: Repeat = 3,
     threads: options.Threads = None,
+    activations: options.ActivationsOption = options.Activations.QUANTIZED,
     kv_cache_memory: options.KvCacheMemory = None,
     accuracy: Accuracy = False,
     csv: Csv = None,
@@ -78,6 +80,7 @@ def engine(
     `bench roof`. Python is the time of a step outside the native core.
     """
     from headrace.bench.engine import Plan
+    from headrace.engine.load import LoadOptions
 
     usual = Plan()
     plan = Plan(
@@ -87,18 +90,19 @@ def engine(
         steps,
         repeat,
     )
-    report = _run(model, plan, threads, kv_cache_memory, csv)
+    sizes = LoadOptions(
+        threads=threads, kv_cache_bytes=kv_cache_memory, activations=activations.value
+    )
+    report = _run(model, plan, sizes, csv)
     if accuracy:
-        report["accuracy"] = _accuracy(model, threads)
+        report["accuracy"] = _accuracy(model, threads, activations.value)
     if json:
         console.print_json(report)
     else:
         _print(report)
 
 
-def _run(
-    model: str, plan: Plan, threads: int | None, kv_cache_bytes: int | None, csv: Path | None
-) -> dict[str, Any]:
+def _run(model: str, plan: Plan, sizes: LoadOptions, csv: Path | None) -> dict[str, Any]:
     """All that was measured, for JSON."""
     from headrace.bench.engine import EngineBench, Limits, Model, load
     from headrace.weights.resolve import resolve
@@ -109,9 +113,9 @@ def _run(
         progress = stack.enter_context(console.ProgressLine(model))
         found = Model.open(resolve(model, progress=progress))
         console.say(f"Loading {model}.")
-        loaded = load(found, plan, threads=threads, kv_cache_bytes=kv_cache_bytes)
+        loaded = load(found, plan, sizes)
         stack.callback(loaded.close)
-        limits = Limits(found.workload, threads)
+        limits = Limits(found.workload, sizes.threads)
         for figure, runs in _measure(EngineBench(loaded), limits, plan):
             if raw is not None:
                 raw.write("" if figures else CSV_HEAD)
@@ -153,12 +157,12 @@ def _fits(bench: EngineBench, name: str, batch: int, length: int) -> bool:
     return reason is None
 
 
-def _accuracy(model: str, threads: int | None) -> dict[str, float]:
+def _accuracy(model: str, threads: int | None, activations: str) -> dict[str, float]:
     from headrace.bench.accuracy import compare_with_reference
     from headrace.weights.resolve import resolve
 
     console.say("Comparing with the NumPy reference backend.")
-    return asdict(compare_with_reference(resolve(model), threads))
+    return asdict(compare_with_reference(resolve(model), threads, activations))
 
 
 def _csv_lines(name: str, runs: list[Run]) -> Iterator[str]:
