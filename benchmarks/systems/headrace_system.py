@@ -9,14 +9,12 @@ from __future__ import annotations
 import argparse
 import time
 from array import array
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 from benchmarks.systems import protocol
 from headrace import _native
 from headrace.backends.base import SamplingSpec, StepPlan, WantedRow
-from headrace.backends.layout import BLOCK_LEN
+from headrace.backends.layout import BLOCK_LEN, DEFAULT_KV_DTYPE, KV_DTYPES
 from headrace.engine.load import LoadOptions, load_engine
 from headrace.engine.sampling import SamplingParams
 
@@ -81,12 +79,9 @@ class Headrace:
 
 
 def _options(args: argparse.Namespace) -> LoadOptions:
-    chosen: dict[str, Any] = {"threads": args.threads, "max_step_tokens": args.step_tokens}
-    if args.kv_dtype is not None:
-        if "kv_dtype" not in {field.name for field in fields(LoadOptions)}:
-            raise protocol.UnsupportedError("this version has no choice of the KV type")
-        chosen["kv_dtype"] = args.kv_dtype
-    return LoadOptions(**chosen)
+    return LoadOptions(
+        threads=args.threads, max_step_tokens=args.step_tokens, kv_dtype=args.kv_dtype
+    )
 
 
 def main() -> None:
@@ -95,7 +90,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--step-tokens", type=int, default=512)
-    parser.add_argument("--kv-dtype", default=None)
+    parser.add_argument("--kv-dtype", choices=list(KV_DTYPES), default=DEFAULT_KV_DTYPE)
     args = parser.parse_args()
     protocol.run("headrace", lambda: Headrace(args))
 
