@@ -58,34 +58,39 @@ class Row:
 
 
 def work(args: argparse.Namespace) -> None:
-    """Answers commands on stdin: prepare a point, say so, and run it for a while at a sign."""
+    """Answers commands on stdin: {"do": "fill" | "run" | "clear", "point", "seconds"}."""
     from headrace.engine.load import LoadOptions, load_engine
 
     lease_fd = None if args.lease_fd < 0 else args.lease_fd
     loaded = load_engine(args.model, LoadOptions(threads=args.threads, lease_fd=lease_fd))
-    rng = random.Random(0)
+    engine, rng = loaded.engine, random.Random(0)
     _say({})
     for line in sys.stdin:
         command = json.loads(line)
         num_seqs, prompt_len = POINTS[command["point"]]
-        engine = loaded.engine
-        if num_seqs:
+        if command["do"] == "fill":
             _fill(engine, rng, num_seqs, prompt_len)
-        _say({})
-        sys.stdin.readline()
-        started = time.monotonic()
-        end = started + command["seconds"]
-        tokens = 0
-        while time.monotonic() < end:
-            if num_seqs:
-                engine.step()
-                tokens += num_seqs
-            else:
-                tokens += _prefill(engine, rng, prompt_len)
-        _say({"seconds": time.monotonic() - started, "tokens": tokens})
-        for i in range(num_seqs):
-            engine.abort(f"d{i}")
+            _say({})
+        elif command["do"] == "run":
+            _say(_run(engine, rng, command["point"], command["seconds"]))
+        else:
+            for i in range(num_seqs):
+                engine.abort(f"d{i}")
+            _say({})
     loaded.close()
+
+
+def _run(engine: Engine, rng: random.Random, point: str, seconds: float) -> dict[str, float]:
+    num_seqs, prompt_len = POINTS[point]
+    tokens = 0
+    started = time.monotonic()
+    while time.monotonic() - started < seconds:
+        if num_seqs:
+            engine.step()
+            tokens += num_seqs
+        else:
+            tokens += _prefill(engine, rng, prompt_len)
+    return {"seconds": time.monotonic() - started, "tokens": tokens}
 
 
 def _say(answer: dict[str, float]) -> None:
@@ -102,7 +107,9 @@ def _fill(engine: Engine, rng: random.Random, num_seqs: int, prompt_len: int) ->
     params = SamplingParams(max_tokens=4000, temperature=0.0, ignore_eos=True)
     for i in range(num_seqs):
         engine.add(f"d{i}", _prompt(rng, prompt_len), params)
-    while engine.stats.last_step_rows != num_seqs or engine.stats.num_running != num_seqs:
+    while num_seqs and (
+        engine.stats.last_step_rows != num_seqs or engine.stats.num_running != num_seqs
+    ):
         engine.step()
 
 
@@ -174,44 +181,52 @@ def busy_neighbour(is_wanted: bool) -> Iterator[None]:
         neighbour.wait()
 
 
+def ask(workers: Sequence[Worker], **command: object) -> list[dict[str, float]]:
+    """One command to all of `workers` at the same time, and their answers."""
+    for worker in workers:
+        worker.say(json.dumps(command))
+    return [worker.answer() for worker in workers]
+
+
 def measure(workers: Sequence[Worker], point: str, seconds: float) -> tuple[float, float]:
-    """(seconds, tokens): all of `workers` at the same time."""
-    for worker in workers:
-        worker.say(json.dumps({"point": point, "seconds": seconds}))
-    for worker in workers:
-        worker.answer()
-    for worker in workers:
-        worker.say("go")
-    answers = [worker.answer() for worker in workers]
+    """(seconds, tokens) of all of `workers` at the same time."""
+    answers = ask(workers, do="run", point=point, seconds=seconds)
     return seconds, sum(seconds * answer["tokens"] / answer["seconds"] for answer in answers)
 
 
-def run(args: argparse.Namespace) -> list[Row]:
-    """All rounds."""
+def start(args: argparse.Namespace, situations: Sequence[str]) -> dict[str, list[Worker]]:
+    """The workers of each situation; some take part in several."""
     fd = _native.ComputeLease.make()
-    situations = [s for s in args.situations.split(",") if s]
-    unknown = set(situations) - set(SITUATIONS)
-    if unknown:
-        raise SystemExit(f"unknown situation {min(unknown)}; there are {', '.join(SITUATIONS)}")
-    groups: dict[str, list[Worker]] = {}
     shared = [Worker(args.model, args.threads, fd) for _ in range(2)]
-    groups["one"] = groups["neighbour"] = shared[:1]
-    groups["two"] = shared
+    groups = {"one": shared[:1], "two": shared, "neighbour": shared[:1]}
     if "two-free" in situations:
         groups["two-free"] = [Worker(args.model, args.threads, None) for _ in range(2)]
     if "crowded" in situations:
         groups["crowded"] = [Worker(args.model, 2 * args.threads, fd)]
     os.close(fd)
+    return groups
+
+
+def run(args: argparse.Namespace) -> list[Row]:
+    """All rounds. Every second one visits the situations backwards, as contexts grow in a round."""
+    situations = [s for s in args.situations.split(",") if s]
+    unknown = set(situations) - set(SITUATIONS)
+    if unknown:
+        raise SystemExit(f"unknown situation {min(unknown)}; there are {', '.join(SITUATIONS)}")
+    groups = start(args, situations)
+    everyone = list({id(w): w for group in groups.values() for w in group}.values())
     rows: list[Row] = []
     for number in range(args.rounds):
         for point in args.points.split(","):
-            for situation in situations:
+            ask(everyone, do="fill", point=point)
+            for situation in situations if number % 2 == 0 else situations[::-1]:
                 with busy_neighbour(situation == "neighbour"):
                     seconds, tokens = measure(groups[situation], point, args.seconds)
                 rows.append(Row(number, point, situation, seconds, tokens))
+            ask(everyone, do="clear", point=point)
         if args.out is not None:
             write_rows(args.out, rows)
-    for worker in {id(w): w for group in groups.values() for w in group}.values():
+    for worker in everyone:
         worker.close()
     return rows
 
