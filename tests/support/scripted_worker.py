@@ -105,7 +105,7 @@ def finished(request_id: str, num_prompt: int = 1, num_output: int = 1) -> Finis
     )
 
 
-def progress(num_steps: int = 1, **fields: int) -> Progress:
+def progress(num_steps: int = 1, lease_wait_s: float = 0.0, **fields: int) -> Progress:
     """A heartbeat; everything that is not given is zero."""
     values = {
         "num_running": 0,
@@ -118,4 +118,4 @@ def progress(num_steps: int = 1, **fields: int) -> Progress:
         "last_step_rows": 0,
         **fields,
     }
-    return Progress(num_steps=num_steps, last_step_s=0.01, **values)
+    return Progress(num_steps=num_steps, last_step_s=0.01, lease_wait_s=lease_wait_s, **values)

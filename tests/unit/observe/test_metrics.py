@@ -40,13 +40,16 @@ def test_gauges_follow_the_engine(metrics: Metrics, model: ModelMetrics) -> None
 
 def test_counters_go_on_over_a_restart(metrics: Metrics, model: ModelMetrics) -> None:
     model.on_progress(progress(1, prompt_tokens=10, output_tokens=1))
-    model.on_progress(progress(2, prompt_tokens=10, output_tokens=5, num_preemptions=1))
+    model.on_progress(
+        progress(2, prompt_tokens=10, output_tokens=5, num_preemptions=1, lease_wait_s=0.5)
+    )
     model.on_down()
     model.on_ready(READY)
-    model.on_progress(progress(1, prompt_tokens=7, output_tokens=2))
+    model.on_progress(progress(1, prompt_tokens=7, output_tokens=2, lease_wait_s=0.25))
     assert value(metrics, "vllm:prompt_tokens_total") == 17
     assert value(metrics, "vllm:generation_tokens_total") == 7
     assert value(metrics, "vllm:num_preemptions_total") == 1
+    assert value(metrics, "headrace:lease_wait_seconds_total") == 0.75
     assert value(metrics, "headrace:worker_starts_total") == 2
 
 
