@@ -4,8 +4,10 @@
 
 Per window of text: mean KL(truth || system) in nats, and how often both have the same best token.
 The truth is the NumPy reference backend: float32 weights, activations, keys and values. Systems are
-headrace's CPU backend and llama.cpp (through llama-cpp-python in the environment of --rival-python
-or HEADRACE_RIVAL_PYTHON) with and without its fused attention.
+headrace's CPU backend, as it serves and with --activations float32 or int8 keys and values, and
+llama.cpp (through llama-cpp-python in the environment of --rival-python or HEADRACE_RIVAL_PYTHON)
+with and without its fused attention. The bound of the difference in agreement is that of a normal
+mean over the windows, paired.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import sys
 import time
 from array import array
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -26,7 +29,10 @@ from typing import IO, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.text import benchmark_text
+from benchmarks.accuracy_report import Window, mean_kl, top1_bound
+from benchmarks.lineup import OURS
+from benchmarks.targets import MAX_KL_RATIO, MIN_TOP1_POINTS
+from benchmarks.text import benchmark_text, kind_of_text
 from headrace.backends.base import Backend, SamplingSpec, StepPlan, WantedRow
 from headrace.backends.cpu import CpuBackend
 from headrace.backends.layout import BLOCK_LEN, KVLayout
@@ -40,6 +46,10 @@ from headrace.weights.open import open_source
 
 HERE = Path(__file__).parent
 CHUNK_LEN = 64
+# Characters of text for a token, more than there are on average: the rest is not tokenized.
+MAX_TOKEN_LEN = 8
+# Rows of logits that are compared at once: what they need stays in cache.
+SLICE_LEN = 4
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 
@@ -86,6 +96,21 @@ class BackendSystem:
 
     def close(self) -> None:
         self._backend.close()
+
+
+class CpuSystem(BackendSystem):
+    """The CPU backend, whose logits need no detour over lists."""
+
+    def __init__(self, name: str, backend: CpuBackend) -> None:
+        super().__init__(name, backend)
+        self._cpu = backend
+
+    def logits(self, tokens: Sequence[int]) -> Floats:
+        parts = []
+        for plan in chunk_plans(self._cpu.layout, tokens):
+            width, data = self._cpu.hidden_bytes(plan, [LOGITS])[LOGITS]
+            parts.append(np.frombuffer(data, np.float32).reshape(-1, width))
+        return np.concatenate(parts)
 
 
 class ReferenceSystem(BackendSystem):
@@ -172,10 +197,12 @@ def log_softmax(logits: Floats) -> Doubles:
     return x
 
 
-def compare(window: int, system: str, truth: Doubles, logits: Floats, seconds: float) -> Row:
-    """KL of every position; `truth` holds log-probabilities. In slices that bound memory."""
-    slices = [slice(start, start + CHUNK_LEN) for start in range(0, len(truth), CHUNK_LEN)]
-    kl = np.concatenate([_kl(truth[s], log_softmax(logits[s])) for s in slices])
+def compare(window: int, system: str, truth: Floats, logits: Floats, seconds: float) -> Row:
+    """KL of every position between two rows of logits. In float64, in slices that fit a cache."""
+    slices = [slice(start, start + SLICE_LEN) for start in range(0, len(truth), SLICE_LEN)]
+    with ThreadPoolExecutor(2) as pool:  # NumPy works without the GIL
+        parts = pool.map(lambda s: _kl(log_softmax(truth[s]), log_softmax(logits[s])), slices)
+        kl = np.concatenate(list(parts))
     agreements = int((truth.argmax(axis=1) == logits.argmax(axis=1)).sum())
     return Row(
         window,
@@ -217,7 +244,7 @@ def summarize(rows: Sequence[Row]) -> str:
 def windows_of(source: WeightSource, body: str, num_tokens: int, window: int) -> list[list[int]]:
     """Whole windows of token ids, each begun with BOS where the model's tokenizer adds it."""
     tokenizer = load_tokenizer(source.tokenizer, source.config.vocab_size)
-    ids = tokenizer.encode(body, add_special=False)
+    ids = tokenizer.encode(body[: MAX_TOKEN_LEN * (num_tokens + window)], add_special=False)
     bos = [tokenizer.bos_id] if tokenizer.add_bos and tokenizer.bos_id is not None else []
     step = window - len(bos)
     count = min(-(-num_tokens // window), len(ids) // step)
@@ -229,19 +256,28 @@ def start_systems(args: argparse.Namespace, source: WeightSource) -> list[System
     program = with_logits(build_program(source.config, freq_factors(source)))
     layout_blocks = num_blocks(source, args.window)
     reference = ReferenceBackend(source, num_blocks=0)
-    ours = CpuBackend.load(
-        source,
-        program,
-        kv_bytes=layout_blocks * reference.layout.block_bytes,
-        threads=args.threads,
-        max_step_rows=CHUNK_LEN,
-    )
-    systems: list[System] = [BackendSystem("headrace", ours)]
+
+    def ours(name: str, activations: str = "quantized", kv_dtype: str = "fp16") -> System:
+        backend = CpuBackend.load(
+            source,
+            program,
+            kv_bytes=layout_blocks * reference.layout.block_bytes,
+            threads=args.threads,
+            max_step_rows=CHUNK_LEN,
+            activations=activations,
+            kv_dtype=kv_dtype,
+        )
+        return CpuSystem(name, backend)
+
+    systems = [ours(OURS)]
     if args.rival_python:
         for flash in (False, True):
             systems.append(RivalSystem(args.rival_python, args.model, args.threads, flash=flash))
     else:
         _say("llama.cpp is left out: give --rival-python or HEADRACE_RIVAL_PYTHON")
+    if not args.plain:
+        systems.append(ours(f"{OURS}, float32 activations", activations="float32"))
+        systems.append(ours(f"{OURS}, int8 KV", kv_dtype="int8"))
     if args.emulation:
         systems.append(ReferenceSystem("headrace emulated", source, args.window, CPU_LIKE))
     return systems
@@ -259,11 +295,15 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=512)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rival-python", default=os.environ.get("HEADRACE_RIVAL_PYTHON"))
+    parser.add_argument("--text", choices=["maths", "code", "prose"], help="default: by the model")
+    parser.add_argument(
+        "--plain", action="store_true", help="headrace as it serves by default only"
+    )
     parser.add_argument("--emulation", action="store_true", help="also the NumPy emulation of ours")
     parser.add_argument("--out", type=Path, default=None, help="CSV of every window")
     args = parser.parse_args()
     source = open_source(args.model)
-    text = benchmark_text()
+    text = benchmark_text(kind=args.text or kind_of_text(args.model.name))
     windows = windows_of(source, text.body, args.tokens, args.window)
     _say(f"text: {text.source}, {len(windows)} windows of {args.window} tokens")
     truth = ReferenceSystem("truth", source, args.window, EXACT)
@@ -271,18 +311,35 @@ def main() -> None:
     _say(", ".join(f"{s.name} {s.version}" for s in systems))
     rows: list[Row] = []
     for index, tokens in enumerate(windows):
-        expected = log_softmax(truth.logits(tokens))
+        started = time.perf_counter()
+        expected = truth.logits(tokens)
+        truth_s = time.perf_counter() - started
         for system in systems:
             started = time.perf_counter()
             got = system.logits(tokens)
             seconds = time.perf_counter() - started
             rows.append(compare(index, system.name, expected, got, seconds))
-        _say(f"{index + 1}/{len(windows)} " + summary_line(rows, index))
+        _say(f"{index + 1}/{len(windows)} truth {truth_s:.1f} s, " + summary_line(rows, index))
+        if args.out is not None:
+            write_rows(args.out, rows)
     for system in systems:
         system.close()
-    if args.out is not None:
-        write_rows(args.out, rows)
     print(summarize(rows))
+    print("\n".join(verdicts(args.model.stem, rows)))
+
+
+def verdicts(model: str, rows: Sequence[Row]) -> list[str]:
+    """What the targets say of ours beside each rival."""
+    windows = [Window(r.window, r.system, r.tokens, r.mean_kl, r.agreements) for r in rows]
+    lines = []
+    for rival in dict.fromkeys(r.system for r in rows if not r.system.startswith(OURS)):
+        ratio = mean_kl(windows, OURS) / mean_kl(windows, rival)
+        bound = top1_bound(windows, OURS, rival)
+        lines.append(
+            f"{model} beside {rival}: mean KL {ratio:.2f}x (target <= {MAX_KL_RATIO:.2f}), same"
+            f" best token at least {bound:+.2f} points (target >= {MIN_TOP1_POINTS})"
+        )
+    return lines
 
 
 def summary_line(rows: Sequence[Row], window: int) -> str:

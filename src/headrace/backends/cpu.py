@@ -142,10 +142,13 @@ class CpuBackend:
         return handle
 
     def hidden_states(self, plan: StepPlan, buffers: Sequence[str]) -> dict[str, list[list[float]]]:
+        values = self.hidden_bytes(plan, buffers)
+        return {name: _rows_of(width, data) for name, (width, data) in values.items()}
+
+    def hidden_bytes(self, plan: StepPlan, buffers: Sequence[str]) -> dict[str, tuple[int, bytes]]:
+        """hidden_states as (floats in a row, rows of float32), for buffers of many values."""
         _, values, _ = self._step(plan, buffers)
-        return {
-            name: _rows_of(width, data) for name, (width, data) in zip(buffers, values, strict=True)
-        }
+        return dict(zip(buffers, values, strict=True))
 
     def close(self) -> None:
         """Free weights, arena and threads."""

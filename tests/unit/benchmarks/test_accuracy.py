@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import gzip
+import json
 import math
 from pathlib import Path
 
@@ -19,10 +21,11 @@ from benchmarks.accuracy import (
     log_softmax,
     num_blocks,
     summarize,
+    verdicts,
     windows_of,
     write_rows,
 )
-from benchmarks.text import GSM8K, benchmark_text, made_text
+from benchmarks.text import GSM8K, HUMANEVAL, PASSAGES, benchmark_text, kind_of_text, made_text
 from headrace.backends.reference import EXACT, ReferenceBackend
 from headrace.models.registry import build_program
 from headrace.models.views import with_logits
@@ -54,7 +57,7 @@ def test_a_system_equal_to_the_truth_has_no_divergence(tmp_path: Path) -> None:
     truth = ReferenceSystem("truth", source, len(windows[0]), EXACT)
     chunked = BackendSystem("chunked", truth._reference)
     expected, got = truth.logits(windows[0]), chunked.logits(windows[0])
-    row = compare(0, "chunked", log_softmax(expected), got, 0.0)
+    row = compare(0, "chunked", expected, got, 0.0)
     assert abs(row.mean_kl) < 1e-9
     assert row.agreements == row.tokens == len(windows[0])
 
@@ -96,6 +99,37 @@ def test_text_is_gsm8k_where_there_is_one(tmp_path: Path) -> None:
     assert text.source == "GSM8K test split"
     assert text.body == "Question: Why?\nAnswer: Because.\n"
     assert made_text(50) == made_text(50) != made_text(50, seed=1)
+
+
+def test_text_suits_the_model(tmp_path: Path) -> None:
+    assert kind_of_text("qwen2.5-coder-0.5b.gguf") == "code"
+    assert kind_of_text("gemma-3-270m-q4_k_m.gguf") == "prose"
+    assert kind_of_text("SmolLM2-135M-Instruct.Q4_1.gguf") == "maths"
+    for kind in ("code", "prose"):
+        assert "made from a seed" in benchmark_text(tmp_path, kind).source
+    (tmp_path / HUMANEVAL).parent.mkdir()
+    line = '{"prompt": "def f():\\n", "canonical_solution": "    return 1\\n"}\n'
+    (tmp_path / HUMANEVAL).write_bytes(gzip.compress(line.encode()))
+    assert benchmark_text(tmp_path, "code").body == "def f():\n    return 1\n"
+    passage = "A mill stands at a race. " * 30
+    rows = [json.dumps({"turns": [text]}) for text in ("Short?", passage)]
+    (tmp_path / PASSAGES).write_text("\n".join(rows), "utf-8")
+    assert benchmark_text(tmp_path, "prose").body == passage
+
+
+def test_verdicts_pair_ours_with_each_rival() -> None:
+    rows = [
+        Row(window, system, 100, kl, kl, kl, same, 1.0)
+        for window in (0, 1)
+        for system, kl, same in (
+            ("headrace", 0.001, 98),
+            ("llama.cpp", 0.002, 97),
+            ("headrace, int8 KV", 0.003, 96),
+        )
+    ]
+    (line,) = verdicts("m", rows)
+    assert line.startswith("m beside llama.cpp: mean KL 0.50x")
+    assert "+1.00 points" in line
 
 
 def test_with_logits_is_the_same_network(tmp_path: Path) -> None:
