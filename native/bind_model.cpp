@@ -205,7 +205,9 @@ void bind_tape(nb::module_& m) {
       .def("embed", &Tape::embed, nb::arg("out"), nb::arg("weight"), nb::arg("scale"))
       .def("norm", &Tape::norm, nb::arg("out"), nb::arg("src"), nb::arg("weight"), nb::arg("eps"))
       .def("linear", &Tape::linear, nb::arg("out"), nb::arg("src"), nb::arg("weights"),
-           nb::arg("biases"))
+           nb::arg("biases"), nb::arg("accumulate"))
+      .def("gated_linear", &Tape::gated_linear, nb::arg("out"), nb::arg("src"), nb::arg("weights"),
+           nb::arg("biases"), nb::arg("activation"))
       .def("head_norm", &Tape::head_norm, nb::arg("buf"), nb::arg("column"), nb::arg("num_heads"),
            nb::arg("head_dim"), nb::arg("weight"), nb::arg("eps"))
       .def("rope_write", &Tape::rope_write, nb::arg("buf"), nb::arg("rope"), nb::arg("layer"),

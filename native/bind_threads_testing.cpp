@@ -135,8 +135,8 @@ nb::bytes requantize(int32_t from, int32_t to, const nb::bytes& src, int32_t row
 // (first row, most rows, first tile, end of tiles) of every chunk.
 std::vector<std::tuple<int, int, int, int>> product_chunks(int32_t rows, int32_t tiles, int32_t k,
                                                            size_t tile_bytes, size_t act_bytes,
-                                                           int threads) {
-  const auto shape = ProductShape::make(rows, tiles, k, tile_bytes, act_bytes, threads);
+                                                           int threads, int32_t step) {
+  const auto shape = ProductShape::make(rows, tiles, k, tile_bytes, act_bytes, threads, step);
   std::vector<std::tuple<int, int, int, int>> chunks;
   for (uint32_t c = 0; c < shape.num_chunks(); ++c) {
     chunks.emplace_back(shape.first_row(c), shape.block_rows, shape.begin(c), shape.end(c));
@@ -170,7 +170,7 @@ void bind_threads_testing(nb::module_& testing) {
   testing.def("requantize", &requantize, nb::arg("stored"), nb::arg("packed"), nb::arg("src"),
               nb::arg("rows"), nb::arg("k"));
   testing.def("product_chunks", &product_chunks, nb::arg("rows"), nb::arg("tiles"), nb::arg("k"),
-              nb::arg("tile_bytes"), nb::arg("act_bytes"), nb::arg("threads"));
+              nb::arg("tile_bytes"), nb::arg("act_bytes"), nb::arg("threads"), nb::arg("step"));
   testing.def("rows_per_chunk", &rows_per_chunk, nb::arg("rows"), nb::arg("row_floats"),
               nb::arg("num_threads"));
 }

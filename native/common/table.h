@@ -63,7 +63,7 @@ struct KernelTable {
   // block: start of this (layer, block) region; slot: position % kBlockLen.
   void (*kv_store)(KVType type, const float* k, const float* v, int32_t num_kv_heads,
                    int32_t head_dim, uint8_t* block, int32_t slot);
-  // out = act(gate) * up, where gate = x[r][0..dim), up = x[r][dim..2*dim).
+  // out = act(gate) * up, where gate = x[r][0..dim), up = x[r][dim..2*dim); out may be x.
   void (*silu_gate)(const float* x, int64_t ldx, int32_t rows, int32_t dim, float* out,
                     int64_t ldo);
   void (*gelu_gate)(const float* x, int64_t ldx, int32_t rows, int32_t dim, float* out,

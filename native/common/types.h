@@ -26,6 +26,7 @@ enum class DType : int32_t {
 //   a16: int16 per group of 32, float32 scale; weights of 8 bits
 //   f32: plain floats; 16-bit and float weights
 enum class ActKind : int32_t { a8 = 0, a16 = 1, f32 = 2 };
+constexpr size_t kActKinds = 3;
 
 // A weight matrix (n outputs, k inputs) in tiles of kTileN outputs, each tile contiguous over all
 // k. n is padded up to a multiple of kTileN with zero weights; k must be a multiple of the type's

@@ -1,6 +1,7 @@
 // Attention stages: items and merges planned once per step, run once per layer.
 #include <algorithm>
 
+#include "gemm/layout.h"
 #include "tape/model.h"
 #include "tape/shape.h"
 
@@ -48,23 +49,43 @@ void Model::run(Pool::Lease& lease, const AttendStage& stage, const StepPlan& pl
                           stage.softcap,
                           plan.positions.data(),
                           partials_.as<float>()};
-  lease.parallel_for(static_cast<uint32_t>(attend.items.size()), [&](int thread, uint32_t item) {
-    table_.attend_item(params, attend.items[item],
-                       attend_scratch_.as<float>() + thread * attend_scratch_stride_);
+  lease.parallel_for(static_cast<uint32_t>(attend.items.size()), [&](int thread, uint32_t index) {
+    const AttnItem& item = attend.items[index];
+    table_.attend_item(params, item, attend_scratch_.as<float>() + thread * attend_scratch_stride_);
+    if (item.partial < 0) quantize_heads(stage, item.row_begin, item.num_rows, item.kv_head);
   });
   if (attend.merges.empty()) return;
-  const auto num_merges = static_cast<int64_t>(attend.merges.size());
-  const int64_t floats = num_merges * attend.merges.front().num_splits * kv.head_dim;
+  // Merges of the query heads of one row and KV head stand together.
+  const int32_t group = stage.num_heads / kv.num_kv_heads;
+  const auto num_merges = static_cast<int64_t>(attend.merges.size()) / group;
+  const int64_t floats = num_merges * group * attend.merges.front().num_splits * kv.head_dim;
   const int64_t num_chunks =
       floats < kInlineMergeFloats
           ? 1
           : std::min(num_merges, int64_t{kChunksPerThread} * lease.num_threads());
   lease.parallel_for(static_cast<uint32_t>(num_chunks), [&](int, uint32_t chunk) {
-    for (int64_t m = chunk * num_merges / num_chunks; m < (chunk + 1) * num_merges / num_chunks;
-         ++m) {
-      table_.merge_splits(params, attend.merges[static_cast<size_t>(m)]);
+    const int64_t end = (chunk + 1) * num_merges / num_chunks;
+    for (int64_t m = chunk * num_merges / num_chunks; m < end; ++m) {
+      const AttnMerge* merges = &attend.merges[static_cast<size_t>(m * group)];
+      for (int32_t i = 0; i < group; ++i) table_.merge_splits(params, merges[i]);
+      quantize_heads(stage, merges->row, 1, merges->head / group);
     }
   });
+}
+
+// Quantizes the finished query heads of one KV head for the product that reads them.
+void Model::quantize_heads(const AttendStage& stage, int32_t row, int32_t rows,
+                           int32_t kv_head) const {
+  const auto& out = buffer(stage.out);
+  const auto width = static_cast<int32_t>(out.width);
+  const int32_t columns = width / tape_.kv().num_kv_heads;
+  const int32_t first = kv_head * columns;
+  for (const ActKind kind : stage.kinds) {
+    const size_t row_bytes = act_row_bytes(kind, width);
+    uint8_t* dst = act({kind, false}) + static_cast<size_t>(row) * row_bytes;
+    table_.quantize_rows(kind, out.row(row) + first, out.width, rows, columns,
+                         dst + act_used_bytes(kind, first), row_bytes);
+  }
 }
 
 }  // namespace headrace

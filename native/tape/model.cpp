@@ -45,12 +45,15 @@ Model::Model(std::shared_ptr<Pool> pool, Tape tape, int32_t num_blocks, int32_t 
                                static_cast<size_t>(num_blocks_)));
   for (const BufferSpec& spec : tape_.buffers()) {
     const size_t row_bytes = static_cast<size_t>(spec.width) * sizeof(float);
-    const size_t num_rows = spec.wanted ? wanted_rows : rows;
+    const size_t num_rows = !spec.stored ? 0 : spec.wanted ? wanted_rows : rows;
     buffers_.push_back({Pages(num_rows * row_bytes), spec.width, spec.wanted});
   }
   for (const ActKind kind : {ActKind::a8, ActKind::a16, ActKind::f32}) {
-    act_[static_cast<size_t>(kind)] = Pages(wanted_rows * tape_.act_bytes(kind));
+    for (const ActPlace place : {ActPlace{kind, false}, ActPlace{kind, true}}) {
+      act_[place.index()] = Pages((place.gated ? rows : wanted_rows) * tape_.act_bytes(place));
+    }
   }
+  gated_scratch_ = Pages(threads * kGatedFloats * sizeof(float));
   for (const RopeTable& rope : tape_.ropes()) {
     angles_.emplace_back(rows * static_cast<size_t>(2 * rope.pairs()) * sizeof(float));
   }
@@ -77,7 +80,7 @@ StepOutput Model::step(StepPlan& plan, const std::vector<std::string>& buffers) 
   Pool::Lease lease(*pool_);
   const auto start = std::chrono::steady_clock::now();
   std::vector<int32_t> wanted_buffers;
-  for (const std::string& name : buffers) wanted_buffers.push_back(tape_.buffer_index(name));
+  for (const std::string& name : buffers) wanted_buffers.push_back(tape_.stored_buffer(name));
   checker_.check(plan, samples_);
   copy_blocks(lease, plan);
   if (plan.num_rows() > 0) {

@@ -50,16 +50,26 @@ class Model {
   };
 
   uint8_t* region(int32_t slot) const;
-  uint8_t* act(ActKind kind) const { return act_[static_cast<size_t>(kind)].data(); }
+  uint8_t* act(ActPlace place) const { return act_[place.index()].data(); }
   const Buffer& buffer(int32_t index) const { return buffers_[static_cast<size_t>(index)]; }
+
+  decltype(KernelTable::silu_gate) gate_kernel(Activation activation) const {
+    return activation == Activation::silu ? table_.silu_gate : table_.gelu_gate;
+  }
 
   void prepare(const StepPlan& plan);
   void plan_attends(const StepPlan& plan);
+  void quantize_heads(const AttendStage& stage, int32_t row, int32_t rows, int32_t kv_head) const;
   void copy_blocks(Pool::Lease& lease, const StepPlan& plan);
   void run(Pool::Lease& lease, const RowStage& stage, const StepPlan& plan);
   void run(Pool::Lease& lease, const LinearStage& stage, const StepPlan& plan);
+  void run(Pool::Lease& lease, const GatedStage& stage, const StepPlan& plan);
   void run(Pool::Lease& lease, const AttendStage& stage, const StepPlan& plan);
   void run(Pool::Lease& lease, const HeadStage& stage, const StepPlan& plan);
+  struct Block {
+    int32_t tile, tiles, row, rows;
+  };
+  void gate_block(const GatedStage& stage, const Block& block, float* scratch) const;
   void sample(Pool::Lease& lease, const HeadStage& stage, const StepPlan& plan, int32_t first,
               int32_t rows);
   int32_t num_rows(bool wanted, const StepPlan& plan) const {
@@ -76,10 +86,11 @@ class Model {
 
   Pages arena_;  // [slot][block][kv_head][K | V], see KVType
   std::vector<Buffer> buffers_;
-  Pages act_[3];               // by ActKind: [largest number of wanted rows][act_bytes]
+  Pages act_[2 * kActKinds];   // by ActPlace: [largest number of rows][act_bytes]
   std::vector<Pages> angles_;  // by rope table: [max_step_rows][2 * pairs]
   Pages logits_;               // [kLogitRows][logits_stride_]
   int64_t logits_stride_;
+  Pages gated_scratch_;   // [threads][kGatedFloats]
   Pages attend_scratch_;  // [threads][attend_scratch_stride_]
   int64_t attend_scratch_stride_ = 0;
   Pages partials_;

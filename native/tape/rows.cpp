@@ -37,7 +37,8 @@ class RowRunner {
     const auto k = static_cast<int32_t>(src.width);
     const size_t row_bytes = act_row_bytes(op.kind, k);
     table_.quantize_rows(op.kind, src.row(first_), src.width, rows_, k,
-                         model_.act(op.kind) + static_cast<size_t>(first_) * row_bytes, row_bytes);
+                         model_.act({op.kind, false}) + static_cast<size_t>(first_) * row_bytes,
+                         row_bytes);
   }
 
   void operator()(const HeadNormOp& op) const {
@@ -70,9 +71,8 @@ class RowRunner {
   void operator()(const GateOp& op) const {
     const auto& src = model_.buffer(op.src);
     const auto& out = model_.buffer(op.out);
-    const auto gate = op.activation == Activation::silu ? table_.silu_gate : table_.gelu_gate;
-    gate(src.row(first_), src.width, rows_, static_cast<int32_t>(out.width), out.row(first_),
-         out.width);
+    model_.gate_kernel(op.activation)(src.row(first_), src.width, rows_,
+                                      static_cast<int32_t>(out.width), out.row(first_), out.width);
   }
 
   void operator()(const AddOp& op) const {

@@ -30,6 +30,17 @@ constexpr int64_t kStreamChunksPerThread = 4;
 constexpr int64_t kMinChunkMacs = int64_t{1} << 19;
 constexpr int64_t kProductChunksPerThread = 16;
 constexpr int32_t kChunksPerThread = 4;  // of anything else
+// Kernels take two tiles at a time.
+constexpr int32_t kTileStep = 2;
+
+// A gated product makes whole groups of quantized activations: so many tiles of gate and of up.
+constexpr int32_t kGroupTiles = 32 / kTileN;
+// Its gate and up values in memory at once, per thread: at most so many rows and floats.
+constexpr int32_t kGatedRows = 256;
+constexpr int32_t kGatedFloats = kGatedRows * 2 * kGroupTiles * kTileN;
+inline int32_t gated_tiles(int32_t rows) {
+  return kGatedFloats / (2 * kTileN * rows) / kGroupTiles * kGroupTiles;
+}
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -49,6 +60,7 @@ struct ProductShape {
   int32_t block_rows;
   int32_t num_blocks;
   int32_t num_ranges;
+  int32_t step;
 
   uint32_t num_chunks() const {
     return static_cast<uint32_t>(num_blocks) * static_cast<uint32_t>(num_ranges);
@@ -56,10 +68,10 @@ struct ProductShape {
   int32_t first_row(uint32_t chunk) const {
     return static_cast<int32_t>(chunk) / num_ranges * block_rows;
   }
-  // Ranges begin at even tiles: kernels take two at a time.
+  // Ranges begin at multiples of `step` tiles.
   int32_t first_tile(int32_t range) const {
-    const int64_t pairs = (int64_t{tiles} + 1) / 2;
-    return std::min(tiles, static_cast<int32_t>(pairs * range / num_ranges * 2));
+    const int64_t steps = ceil_div(tiles, step);
+    return std::min(tiles, static_cast<int32_t>(steps * range / num_ranges * step));
   }
   int32_t begin(uint32_t chunk) const {
     return first_tile(static_cast<int32_t>(chunk) % num_ranges);
@@ -70,7 +82,7 @@ struct ProductShape {
 
   // `tile_bytes` and `act_bytes` are those of the widest part; k is the length of a row.
   static ProductShape make(int32_t rows, int32_t tiles, int32_t k, size_t tile_bytes,
-                           size_t act_bytes, int num_threads) {
+                           size_t act_bytes, int num_threads, int32_t step = kTileStep) {
     constexpr int64_t kRowStep = 8;  // a multiple of every kernel's register tile
     const int64_t fits = static_cast<int64_t>(kRowBlockBytes / act_bytes) / kRowStep * kRowStep;
     const int64_t least_blocks = ceil_div(rows, std::max(kRowStep, fits));
@@ -87,9 +99,9 @@ struct ProductShape {
       per_thread = std::clamp(macs / kMinChunkMacs, int64_t{1}, kProductChunksPerThread);
     }
     const int64_t ranges =
-        std::clamp<int64_t>(ceil_div(per_thread * threads, num_blocks), 1, ceil_div(tiles, 2));
+        std::clamp<int64_t>(ceil_div(per_thread * threads, num_blocks), 1, ceil_div(tiles, step));
     return {tiles, static_cast<int32_t>(block_rows), static_cast<int32_t>(num_blocks),
-            static_cast<int32_t>(ranges)};
+            static_cast<int32_t>(ranges), step};
   }
 };
 

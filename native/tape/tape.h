@@ -2,13 +2,15 @@
 // when it is added, so that a step needs no check of shapes.
 //
 // A stage is what runs between two barriers: a chain of row operations (each row passes the whole
-// chain), one linear group, one attention, or the head.
+// chain), one linear group, one gated pair of products, one attention, or the head.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <variant>
 #include <vector>
 
@@ -47,7 +49,16 @@ struct RopeTable {
 struct BufferSpec {
   std::string name;
   int32_t width;
-  bool wanted;  // one row per wanted row, else one per step row
+  bool wanted;          // one row per wanted row, else one per step row
+  bool stored = false;  // whether any operation writes it to memory
+};
+
+// A memory of quantized rows. Each kind has one for rows of buffers and one for gated rows, which
+// are written while the first is read.
+struct ActPlace {
+  ActKind kind;
+  bool gated;
+  size_t index() const { return static_cast<size_t>(kind) + (gated ? kActKinds : 0); }
 };
 
 // ---- row operations; buffers by index ----
@@ -64,7 +75,7 @@ struct NormOp {
   const float* weight;
   float eps;
 };
-// Quantizes a buffer into the shared activation memory of its kind.
+// Quantizes a buffer into the activation memory of a kind.
 struct QuantizeOp {
   int32_t src;
   ActKind kind;
@@ -101,13 +112,22 @@ struct LinearPart {
   const PackedMatrix* weight;
   const float* bias;  // or nullptr
   int32_t column;     // of the out buffer
-  ActKind kind;
+  ActPlace act;
 };
 struct LinearStage {
   bool wanted;
   int32_t out;
   int32_t k;
   std::vector<LinearPart> parts;
+  bool accumulate;  // into out
+};
+// Products whose outputs are gated and quantized for the next linear at once, never stored.
+struct GatedStage {
+  int32_t out;
+  int32_t k;
+  LinearPart gate, up;
+  Activation activation;
+  std::vector<ActKind> kinds;  // of the quantized rows of out
 };
 struct AttendStage {
   int32_t out, src, layer;
@@ -116,6 +136,7 @@ struct AttendStage {
   float scale;
   int32_t window;
   float softcap;
+  std::vector<ActKind> kinds;  // rows of out are quantized so as soon as they are done
 };
 // Layers that share it have one plan of items per step.
 struct AttendCut {
@@ -124,9 +145,10 @@ struct AttendCut {
 };
 struct HeadStage {
   const PackedMatrix* weight;
+  ActPlace act;
   float softcap;
 };
-using Stage = std::variant<RowStage, LinearStage, AttendStage, HeadStage>;
+using Stage = std::variant<RowStage, LinearStage, GatedStage, AttendStage, HeadStage>;
 
 class Tape {
  public:
@@ -136,8 +158,15 @@ class Tape {
 
   void embed(const std::string& out, const std::string& weight, double scale);
   void norm(const std::string& out, const std::string& src, const std::string& weight, double eps);
+  // `accumulate`: out += the product.
   void linear(const std::string& out, const std::string& src,
-              const std::vector<std::string>& weights, const std::vector<std::string>& biases);
+              const std::vector<std::string>& weights, const std::vector<std::string>& biases,
+              bool accumulate);
+  // out = activation(weights[0] @ src + biases[0]) * (weights[1] @ src + biases[1]), of which only
+  // what the next operation reads exists: a linear with src = out must follow.
+  void gated_linear(const std::string& out, const std::string& src,
+                    const std::vector<std::string>& weights, const std::vector<std::string>& biases,
+                    const std::string& activation);
   void head_norm(const std::string& buf, int32_t column, int32_t num_heads, int32_t head_dim,
                  const std::string& weight, double eps);
   void rope_write(const std::string& buf, int32_t rope, int32_t layer, int32_t num_heads);
@@ -156,19 +185,27 @@ class Tape {
   const std::vector<Stage>& stages() const { return stages_; }
   const std::vector<AttendCut>& attend_cuts() const { return attend_cuts_; }
   bool has_head() const { return has_head_; }
-  // Bytes per row of the activation memory of a kind: the most that any product reads.
-  size_t act_bytes(ActKind kind) const { return act_bytes_[static_cast<size_t>(kind)]; }
-  int32_t buffer_index(const std::string& name) const;
+  // Bytes per row of an activation memory: the most that any product reads.
+  size_t act_bytes(ActPlace place) const { return act_bytes_[place.index()]; }
+  // Of a buffer whose rows are in memory after a step.
+  int32_t stored_buffer(const std::string& name) const;
 
  private:
   const BufferSpec& spec(int32_t index) const { return buffers_[static_cast<size_t>(index)]; }
+  int32_t buffer_index(const std::string& name) const;
   int32_t buffer_of(const std::string& name, bool wanted) const;
   const float* vector_of(const std::string& name, int32_t len) const;
   void require_heads(int32_t num_heads, int32_t layer, int32_t width) const;
+  int32_t source_of(const std::string& name, bool wanted) const;
+  std::vector<LinearPart> parts_of(const std::string& out, const std::string& src,
+                                   const std::vector<std::string>& weights,
+                                   const std::vector<std::string>& biases);
   void push_row_op(bool wanted, int64_t row_cost, const RowOp& op);
-  void quantize(int32_t src, int32_t k, ActKind kind);
+  ActPlace quantize(int32_t src, ActKind kind);
+  std::vector<ActKind>* kinds_made_with(int32_t src);
   int32_t attend_cut(int32_t group, int32_t num_heads);
   void written(int32_t buffer);
+  void forget_quantized(int32_t buffer);
 
   std::shared_ptr<const Weights> weights_;
   std::vector<BufferSpec> buffers_;
@@ -178,9 +215,11 @@ class Tape {
   std::unordered_map<std::string, int32_t> index_;
   std::vector<Stage> stages_;
   std::vector<AttendCut> attend_cuts_;
+  std::unordered_set<int32_t> in_memory_;  // buffers whose rows are where they belong
   bool has_head_ = false;
-  size_t act_bytes_[3] = {0, 0, 0};
-  int32_t act_holds_[3] = {-1, -1, -1};  // buffer whose quantized rows each activation memory holds
+  // By ActPlace::index().
+  std::array<size_t, 2 * kActKinds> act_bytes_{};
+  std::array<int32_t, 2 * kActKinds> act_holds_;  // the buffer whose rows are there, or -1
 };
 
 }  // namespace headrace

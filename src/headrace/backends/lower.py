@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from headrace import _native
+from headrace.backends.fuse import AddedLinear, FusedOp, GatedLinear, fuse
 from headrace.backends.layout import KV_DTYPES, KVLayout
 from headrace.models.program import (
     Add,
-    AnyOp,
     Attend,
     Embed,
     Gate,
@@ -21,8 +21,13 @@ from headrace.models.program import (
 )
 
 
-def lower(program: Program, layout: KVLayout, weights: _native.Weights) -> _native.Tape:
-    """The tape of a Program over packed weights; ValueError when they do not fit each other."""
+def lower(
+    program: Program, layout: KVLayout, weights: _native.Weights, *, fused: bool = True
+) -> _native.Tape:
+    """The tape of a Program over packed weights; ValueError when they do not fit each other.
+
+    `fused` (see backends/fuse.py) changes no bit; without it every buffer can be asked for.
+    """
     tape = _native.Tape(
         weights=weights,
         buffers=[(b.name, b.width, b.rows is Rows.WANTED) for b in program.buffers],
@@ -35,19 +40,24 @@ def lower(program: Program, layout: KVLayout, weights: _native.Weights) -> _nati
         kv_type=KV_DTYPES[layout.kv_dtype],
         vocab=program.vocab_size,
     )
-    for op in program.ops:
+    for op in fuse(program.ops) if fused else program.ops:
         _lower_op(tape, op, program)
     return tape
 
 
-def _lower_op(tape: _native.Tape, op: AnyOp, program: Program) -> None:
+def _lower_op(tape: _native.Tape, op: FusedOp, program: Program) -> None:
     match op:
         case Embed():
             tape.embed(op.out, op.weight, op.scale)
         case Norm():
             tape.norm(op.out, op.src, op.weight, op.eps)
         case Linear():
-            tape.linear(op.out, op.src, list(op.weights), list(op.biases))
+            tape.linear(op.out, op.src, op.weights, op.biases, False)
+        case AddedLinear(linear, add):
+            tape.linear(add.out, linear.src, linear.weights, linear.biases, True)
+        case GatedLinear(linear, gate):
+            out, activation = gate.out, gate.activation
+            tape.gated_linear(out, linear.src, linear.weights, linear.biases, activation)
         case HeadNorm():
             tape.head_norm(op.buf, op.column, op.num_heads, op.head_dim, op.weight, op.eps)
         case RopeWrite():

@@ -94,11 +94,12 @@ def test_a_checksum_sees_every_bit_and_the_order() -> None:
     tile_bytes=st.integers(1, 1 << 20),
     act_bytes=st.integers(1, 1 << 18),
     threads=st.integers(1, 64),
+    step=st.sampled_from([2, 4]),
 )
 def test_chunks_of_a_product_cover_it_once(
-    rows: int, tiles: int, k: int, tile_bytes: int, act_bytes: int, threads: int
+    rows: int, tiles: int, k: int, tile_bytes: int, act_bytes: int, threads: int, step: int
 ) -> None:
-    chunks = testing.product_chunks(rows, tiles, k, tile_bytes, act_bytes, threads)
+    chunks = testing.product_chunks(rows, tiles, k, tile_bytes, act_bytes, threads, step)
     blocks = sorted({(row, count) for row, count, _, _ in chunks})
     ranges = sorted({(begin, end) for _, _, begin, end in chunks})
     assert len(chunks) == len(blocks) * len(ranges)
@@ -110,7 +111,7 @@ def test_chunks_of_a_product_cover_it_once(
     next_tile = 0
     for begin, end in ranges:
         assert begin == next_tile < end
-        assert begin % 2 == 0
+        assert begin % step == 0
         next_tile = end
     assert next_tile == tiles
 
