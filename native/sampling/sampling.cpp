@@ -204,18 +204,20 @@ void filter(const KernelTable& table, const float* x, int32_t vocab, float max,
   }
 }
 
-int32_t draw(const KernelTable& table, const float* logits, int32_t vocab, const WantedRow& row,
-             SamplingScratch& s) {
+int32_t draw(const KernelTable& table, const float* logits, int32_t vocab, Highest highest,
+             const WantedRow& row, SamplingScratch& s) {
   const SamplingSpec& spec = *row.spec;
-  const float* x = has_processing(row) ? process(logits, vocab, row, s) : logits;
-  float max = 0.0f;
-  const int32_t greedy = table.argmax(x, vocab, &max);
-  if (greedy < 0 || !std::isfinite(max)) return -1;
-  if (spec.temperature < kGreedyBelow) return greedy;
-  if (spec.top_k <= 0 && spec.top_p >= 1.0 && spec.min_p <= 0.0) {
-    return draw_all(x, vocab, row, greedy);
+  const float* x = logits;
+  if (has_processing(row)) {
+    x = process(logits, vocab, row, s);
+    highest.index = table.argmax(x, vocab, &highest.value);
   }
-  filter(table, x, vocab, max, spec, s);
+  if (highest.index < 0 || !std::isfinite(highest.value)) return -1;
+  if (spec.temperature < kGreedyBelow) return highest.index;
+  if (spec.top_k <= 0 && spec.top_p >= 1.0 && spec.min_p <= 0.0) {
+    return draw_all(x, vocab, row, highest.index);
+  }
+  filter(table, x, vocab, highest.value, spec, s);
   return draw_among(x, s.ids, row);
 }
 
@@ -236,24 +238,22 @@ void collect_top(const float* x, int32_t vocab, int32_t count, RowResult& result
 
 }  // namespace
 
-RowResult sample_row(const KernelTable& table, const float* logits, int32_t vocab,
+RowResult sample_row(const KernelTable& table, const float* logits, int32_t vocab, Highest highest,
                      const WantedRow& row, SamplingScratch& scratch) {
   RowResult result{row.target, std::numeric_limits<double>::quiet_NaN(), false, {}, {}};
-  float max = 0.0f;
-  const int32_t highest = table.argmax(logits, vocab, &max);
-  if (highest < 0 || !std::isfinite(max)) {
+  if (highest.index < 0 || !std::isfinite(highest.value)) {
     result.failed = true;
     return result;
   }
   if (row.sample) {
-    result.token = draw(table, logits, vocab, row, scratch);
+    result.token = draw(table, logits, vocab, highest, row, scratch);
     if (result.token < 0) {
       result.failed = true;
       return result;
     }
   }
   if (row.spec->num_top >= 0) {
-    const double lse = table.logsumexp(logits, vocab, max);
+    const double lse = table.logsumexp(logits, vocab, highest.value);
     result.logprob = static_cast<double>(logits[result.token]) - lse;
     if (row.spec->num_top > 0) {
       collect_top(logits, vocab, std::min(row.spec->num_top, vocab), result, lse);

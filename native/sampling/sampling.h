@@ -61,8 +61,21 @@ struct SamplingScratch {
   std::vector<float> by_id;
 };
 
-// `logits` holds vocab floats (raw) and is not changed. Thread-safe for distinct scratch.
-RowResult sample_row(const KernelTable& table, const float* logits, int32_t vocab,
+// What KernelTable::argmax finds in a row: the lowest index of the highest value; -1 for a NaN.
+struct Highest {
+  int32_t index;
+  float value;
+};
+
+// That of two consecutive parts of a row; indices are the row's.
+inline Highest highest_of(Highest first, Highest second) {
+  if (first.index < 0 || second.index < 0) return {-1, 0.0f};
+  return second.value > first.value ? second : first;
+}
+
+// `logits` holds vocab floats (raw), the highest of which is `highest`, and is not changed.
+// Thread-safe for distinct scratch.
+RowResult sample_row(const KernelTable& table, const float* logits, int32_t vocab, Highest highest,
                      const WantedRow& row, SamplingScratch& scratch);
 
 }  // namespace headrace

@@ -9,6 +9,7 @@
 #include "attention/plan.h"
 #include "tape/memory.h"
 #include "tape/plan.h"
+#include "tape/shape.h"
 #include "tape/tape.h"
 #include "threads/pool.h"
 
@@ -70,8 +71,10 @@ class Model {
     int32_t tile, tiles, row, rows;
   };
   void gate_block(const GatedStage& stage, const Block& block, float* scratch) const;
-  void sample(Pool::Lease& lease, const HeadStage& stage, const StepPlan& plan, int32_t first,
-              int32_t rows);
+  void finish_logits(const HeadStage& stage, const ProductShape& shape, uint32_t chunk,
+                     int32_t rows);
+  void sample(Pool::Lease& lease, const StepPlan& plan, int32_t first, int32_t rows,
+              int32_t num_ranges);
   int32_t num_rows(bool wanted, const StepPlan& plan) const {
     return wanted ? static_cast<int32_t>(plan.wanted.size()) : plan.num_rows();
   }
@@ -90,8 +93,9 @@ class Model {
   std::vector<Pages> angles_;  // by rope table: [max_step_rows][2 * pairs]
   Pages logits_;               // [kLogitRows][logits_stride_]
   int64_t logits_stride_;
-  Pages gated_scratch_;   // [threads][kGatedFloats]
-  Pages attend_scratch_;  // [threads][attend_scratch_stride_]
+  std::vector<Highest> highest_;  // [range of tiles][row] of the logits
+  Pages gated_scratch_;           // [threads][kGatedFloats]
+  Pages attend_scratch_;          // [threads][attend_scratch_stride_]
   int64_t attend_scratch_stride_ = 0;
   Pages partials_;
   std::vector<SamplingScratch> sampling_scratch_;  // by thread

@@ -105,24 +105,46 @@ void Model::run(Pool::Lease& lease, const HeadStage& stage, const StepPlan& plan
     const int32_t rows = std::min(kLogitRows, wanted - first);
     const ProductShape shape =
         ProductShape::make(rows, tiles, w.k, w.tile_bytes, row_bytes, lease.num_threads());
+    highest_.resize(static_cast<size_t>(shape.num_ranges) * kLogitRows);
     lease.parallel_for(shape.num_chunks(), [&](int, uint32_t chunk) {
       const int32_t row = shape.first_row(chunk);
       table_.gemm(w, shape.begin(chunk), shape.end(chunk),
                   act(stage.act) + static_cast<size_t>(first + row) * row_bytes,
                   std::min(shape.block_rows, rows - row),
                   {logits_.as<float>() + row * logits_stride_, logits_stride_, nullptr, false});
+      finish_logits(stage, shape, chunk, rows);
     });
-    sample(lease, stage, plan, first, rows);
+    sample(lease, plan, first, rows, shape.num_ranges);
   }
 }
 
-void Model::sample(Pool::Lease& lease, const HeadStage& stage, const StepPlan& plan, int32_t first,
-                   int32_t rows) {
+// Caps the logits of a chunk and finds the highest of each row, while they are near.
+void Model::finish_logits(const HeadStage& stage, const ProductShape& shape, uint32_t chunk,
+                          int32_t rows) {
+  const int32_t begin = shape.begin(chunk) * kTileN;
+  const int32_t count = std::min(shape.end(chunk) * kTileN, tape_.vocab()) - begin;
+  const int32_t end_row = std::min(rows, shape.first_row(chunk) + shape.block_rows);
+  Highest* found =
+      highest_.data() + static_cast<int32_t>(chunk) % shape.num_ranges * int64_t{kLogitRows};
+  for (int32_t row = shape.first_row(chunk); row < end_row; ++row) {
+    float* logits = logits_.as<float>() + row * logits_stride_ + begin;
+    if (stage.softcap > 0.0f) table_.softcap(logits, count, stage.softcap);
+    Highest& highest = found[row];
+    highest.index = table_.argmax(logits, count, &highest.value);
+    if (highest.index >= 0) highest.index += begin;
+  }
+}
+
+void Model::sample(Pool::Lease& lease, const StepPlan& plan, int32_t first, int32_t rows,
+                   int32_t num_ranges) {
   lease.parallel_for(static_cast<uint32_t>(rows), [&](int thread, uint32_t row) {
-    float* logits = logits_.as<float>() + row * logits_stride_;
-    if (stage.softcap > 0.0f) table_.softcap(logits, tape_.vocab(), stage.softcap);
+    Highest highest = highest_[row];
+    for (int32_t range = 1; range < num_ranges; ++range) {
+      highest = highest_of(highest, highest_[static_cast<size_t>(range) * kLogitRows + row]);
+    }
+    const float* logits = logits_.as<float>() + row * logits_stride_;
     const size_t index = static_cast<size_t>(first) + row;
-    results_[index] = sample_row(table_, logits, tape_.vocab(), plan.wanted[index].spec,
+    results_[index] = sample_row(table_, logits, tape_.vocab(), highest, plan.wanted[index].spec,
                                  sampling_scratch_[static_cast<size_t>(thread)]);
   });
 }
