@@ -126,10 +126,12 @@ nb::bytes quantize(const std::string& isa, int32_t kind, const nb::bytes& x, int
   return to_bytes(act.get(), act_row_bytes(act_kind, k) * rows);
 }
 
-// Outputs outside the tiles are returned as they were: the float with all bits set, a NaN.
+// With a residual the product is added to it. Outputs outside the tiles are returned as they were:
+// the residual's, or the float with all bits set, a NaN.
 nb::bytes gemm(const std::string& isa, int32_t dtype, const nb::bytes& src, int32_t n, int32_t k,
                const nb::bytes& x, int32_t rows, const std::optional<nb::bytes>& bias,
-               int32_t tile_begin, int32_t tile_end, bool float_activations) {
+               int32_t tile_begin, int32_t tile_end, bool float_activations,
+               const std::optional<nb::bytes>& residual) {
   const FpEnv env;
   const Shape shape(dtype, n, k);
   const ActKind kind = float_activations ? ActKind::f32 : act_kind(shape.dtype);
@@ -139,11 +141,12 @@ nb::bytes gemm(const std::string& isa, int32_t dtype, const nb::bytes& src, int3
   const Buffer act = quantize_source(table, kind, x, rows, k);
   const Buffer offsets = bias ? aligned_copy(*bias) : Buffer();
   const size_t out_bytes = static_cast<size_t>(rows) * n * sizeof(float);
-  const Buffer out = aligned_buffer(out_bytes);
-  std::memset(out.get(), 0xff, out_bytes);
+  require(!residual || residual->size() == out_bytes, "residual has another size than the output");
+  const Buffer out = residual ? aligned_copy(*residual) : aligned_buffer(out_bytes);
+  if (!residual) std::memset(out.get(), 0xff, out_bytes);
   const PackedMatrix w{shape.dtype, kind, n, k, shape.tile_bytes, packed.get()};
   const ProductOut to{reinterpret_cast<float*>(out.get()), n,
-                      reinterpret_cast<const float*>(offsets.get()), false};
+                      reinterpret_cast<const float*>(offsets.get()), residual.has_value()};
   table.gemm(w, tile_begin, tile_end, act.get(), rows, to);
   return to_bytes(out.get(), out_bytes);
 }
@@ -160,7 +163,8 @@ void bind_gemm_testing(nb::module_& testing) {
               nb::arg("k"));
   testing.def("gemm", gemm, nb::arg("isa"), nb::arg("dtype"), nb::arg("src"), nb::arg("n"),
               nb::arg("k"), nb::arg("x"), nb::arg("rows"), nb::arg("bias").none(),
-              nb::arg("tile_begin"), nb::arg("tile_end"), nb::arg("float_activations") = false);
+              nb::arg("tile_begin"), nb::arg("tile_end"), nb::arg("float_activations") = false,
+              nb::arg("residual").none() = nb::none());
 }
 
 }  // namespace headrace

@@ -205,6 +205,7 @@ class testing:
         tile_begin: int,
         tile_end: int,
         float_activations: bool = False,
+        residual: bytes | None = None,
     ) -> bytes: ...
     # common/, elementwise/ and the reductions of sampling/
     @staticmethod

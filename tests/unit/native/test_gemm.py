@@ -73,9 +73,9 @@ def test_a_row_is_the_same_in_every_batch(isa: str, dtype: DType) -> None:
     rng = np.random.default_rng(int(dtype))
     n, k = 21, 512
     src = gemm_model.random_matrix(dtype, n, k, rng)
-    x = activations(9, k, rng)
+    x = activations(17, k, rng)
     alone = np.concatenate([gemm(isa, dtype, src, n, x[r : r + 1]) for r in range(len(x))])
-    for rows in range(2, 10):
+    for rows in range(2, 18):
         assert_same(gemm(isa, dtype, src, n, x[:rows]), alone[:rows])
         assert_same(gemm(isa, dtype, src, n, x[-rows:]), alone[-rows:])
 
@@ -111,11 +111,34 @@ def test_tile_ranges_write_their_outputs_and_no_other(isa: str, dtype: DType) ->
             assert np.array_equal(part, expected)
 
 
+@every_isa
+@every_dtype
+@pytest.mark.parametrize("float_activations", [False, True])
+def test_a_product_is_added_to_a_residual(isa: str, dtype: DType, float_activations: bool) -> None:
+    """One rounding more, for whole and cut vectors of outputs; other outputs keep what they had."""
+    rng = np.random.default_rng(int(dtype))
+    n, k = 53, 256
+    src = gemm_model.random_matrix(dtype, n, k, rng)
+    bias = rng.standard_normal(n).astype(np.float32)
+    for rows, begin, end in ((1, 0, 7), (3, 1, 2), (11, 2, 7)):
+        x = activations(rows, k, rng)
+        residual = (rng.standard_normal((rows, n)) * 100).astype(np.float32)
+        residual[0, ::9] = (-0.0, np.inf, -np.inf, np.nan, 1e-40, 3e38)
+        for offsets in (None, bias.tobytes()):
+            shape = (isa, int(dtype), src, n, k, x.tobytes(), rows, offsets, begin, end)
+            raw = testing.gemm(*shape, float_activations, residual.tobytes())
+            y = np.frombuffer(testing.gemm(*shape, float_activations), np.float32)
+            expected = residual.copy()
+            columns = slice(8 * begin, min(8 * end, n))
+            expected[:, columns] += y.reshape(rows, n)[:, columns]
+            assert_same(np.frombuffer(raw, np.float32).reshape(rows, n), expected)
+
+
 @every_dtype
 @given(
-    n=st.integers(1, 17),
+    n=st.integers(1, 41),
     num_blocks=st.integers(1, 3),
-    rows=st.integers(1, 9),
+    rows=st.integers(1, 17),
     seed=st.integers(0, 2**32 - 1),
     exponent=st.integers(-149, 127),
 )
