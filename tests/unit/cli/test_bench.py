@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-from tests.unit.cli.conftest import Cli
+import pytest
+
+from tests.support.real_server import MODEL, serve_model
+from tests.support.scripted_server import ScriptedServer, answer
+from tests.support.serving import Server, eventually
+from tests.unit.cli.conftest import Cli, environment
 
 
 def test_bench_alone_lists_its_verbs(cli: Cli) -> None:
@@ -57,3 +67,91 @@ def test_engine_says_how_much_memory_a_point_needs(cli: Cli, tiny_model: Path) -
     result = cli(*words, "--steps", 2, "--repeat", 1, "--kv-cache-memory", "40K", "--json")
     assert result.returncode == 0, result.stderr
     assert "Left out decode 2, context 60: " in result.stderr
+
+
+@pytest.fixture(scope="module")
+def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serve_model(tiny_model, tmp_path_factory.mktemp("server") / "log") as running:
+        yield running
+
+
+@pytest.mark.parametrize("mode", [["--rate", 200], ["--concurrency", 3], []])
+def test_serve_measures_a_real_server(cli: Cli, server: Server, mode: list[object]) -> None:
+    words = ["bench", "serve", server.url, *mode, "--requests", 6, "--prompt-len", 12]
+    words += ["--output-len", 5, "--dataset", "fixed"]
+    result = cli(*words, "--json", "--ttft-ms", 1e6)
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert (found["model"], found["completed"], found["errors"]) == (MODEL, 6, {})
+    assert found["total_output_tokens"] == 30
+    assert found["good_share"] == 1
+    assert found["ttft_ms"]["p50"] <= found["e2e_ms"]["p50"]
+
+
+def test_serve_plays_a_trace(cli: Cli, server: Server, tmp_path: Path) -> None:
+    trace, rows = tmp_path / "trace.jsonl", tmp_path / "rows.csv"
+    line = '{"timestamp": %d, "input_length": 600, "output_length": 9, "hash_ids": [4, %d]}\n'
+    trace.write_text("".join(line % (at, at) for at in range(9)))
+    words = ["--trace", trace, "--limit", 5, "--max-prompt", 20, "--max-tokens", 3, "--csv", rows]
+    result = cli("bench", "serve", server.url, *words, "--chat", "--time-scale", 0.5)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[1].startswith("time to first token ")
+    assert "5 of 5 requests succeeded" in result.stdout
+    found = rows.read_text().splitlines()
+    assert len(found) == 6
+    assert [row.split(",")[1] for row in found[1:3]] == ["0.000000", "0.002000"]
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "message"),
+    [
+        (["nowhere"], 1, "'nowhere' is no URL of a server; write it like"),
+        (["http://127.0.0.1:9", "--rate", 1], 1, "cannot be reached"),
+        (["http://x", "--rate", 1, "--concurrency", 1], 2, "give one of them"),
+        (["http://x", "--trace", "t", "--requests", 1], 2, "--limit shortens a trace"),
+        (["http://x", "--trace", "none.csv"], 1, "none.csv: No such file"),
+        (["http://x", "--csv", "no/such/folder.csv"], 1, "No such file or directory"),
+        (["http://x", "--dataset", "poetry"], 2, "'poetry' is none of: fixed"),
+    ],
+)
+def test_serve_says_what_is_wrong(cli: Cli, words: list[object], status: int, message: str) -> None:
+    result = cli("bench", "serve", *words)
+    assert (result.returncode, result.stdout) == (status, "")
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_an_interrupted_load_keeps_its_results(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.csv"
+    with ScriptedServer(lambda _, body: answer(body)) as server:
+        words = ["bench", "serve", server.url, "--rate", "20", "--requests", "100000"]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "headrace.cli", *words, "--csv", str(rows)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(tmp_path),
+        )
+        eventually(lambda: len(server.bodies) > 5, 60)
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "Stopped early: It was interrupted." in out
+    assert len(rows.read_text().splitlines()) > 5
+
+
+def test_plots_without_matplotlib_are_refused_before_the_run(cli: Cli, tmp_path: Path) -> None:
+    """As the packages are: a folder of that name without its parts stands for its absence."""
+    (tmp_path / "matplotlib.py").write_text("raise ImportError")
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    result = cli("bench", "serve", "http://x", "--plot", "x.png", PYTHONPATH=path)
+    assert result.returncode == 1
+    assert "pip install 'headrace[bench]'" in result.stderr
+
+
+def test_plots(cli: Cli, server: Server, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra `bench` is not installed")
+    plot = tmp_path / "x.png"
+    result = cli("bench", "serve", server.url, "--requests", 3, "--output-len", 3, "--plot", plot)
+    assert result.returncode == 0, result.stderr
+    assert plot.read_bytes().startswith(b"\x89PNG")
