@@ -43,7 +43,11 @@ FORBIDDEN_FLAG = re.compile(
     r"-(Ofast|ffast-math|funsafe-math-optimizations|fassociative-math|freciprocal-math"
     r"|ffp-contract=(?!off)\w+|march=.*|mtune=.*|flto.*)$"
 )
-ISA_FLAG = re.compile(r"-m(avx|fma|f16c|bmi|sse4|amx)\w*$")
+ISA_FLAG = re.compile(r"-m(avx|fma|f16c|bmi|sse4|amx)\w*$|-march=armv8\.2-a\+dotprod$")
+# Files whose names end so are compiled for an instruction set of their own.
+ISA_SUFFIXES = ("_avx2", "_avx512", "_neon")
+# Of this machine, and of aarch64 where scripts/emulate has made it.
+BUILD_FOLDERS = ("build/dev", "build/aarch64")
 
 TYPE_OR_NAMESPACE = re.compile(
     r"(template\s*<.*>\s*)?(namespace|extern|struct|class|enum|union)\b[^()]*\{"
@@ -224,11 +228,15 @@ def unsafe_calls(root: Path) -> Iterator[str]:
 
 def compile_flags(root: Path) -> Iterator[str]:
     """The numeric contract's flags reach every translation unit, and no others."""
-    database = root / "build" / "dev" / "compile_commands.json"
-    if not database.exists():
+    databases = [root / folder / "compile_commands.json" for folder in BUILD_FOLDERS]
+    if not databases[0].exists():
         yield "build/dev/compile_commands.json: missing, run `make build` first"
         return
-    for entry in json.loads(database.read_text(encoding="utf-8")):
+    entries: list[dict[str, str]] = []
+    for database in databases:
+        if database.exists():
+            entries += json.loads(database.read_text(encoding="utf-8"))
+    for entry in entries:
         path = Path(entry["file"])
         flags = shlex.split(entry["command"])
         try:
@@ -239,8 +247,9 @@ def compile_flags(root: Path) -> Iterator[str]:
             if flag not in flags:
                 yield f"{name}: compiled without {flag}"
         for flag in flags:
-            is_leaked_isa = ISA_FLAG.match(flag) and not path.stem.endswith(("_avx2", "_avx512"))
-            if FORBIDDEN_FLAG.match(flag) or is_leaked_isa:
+            is_isa = ISA_FLAG.match(flag)
+            is_own = is_isa and path.stem.endswith(ISA_SUFFIXES)
+            if (is_isa or FORBIDDEN_FLAG.match(flag)) and not is_own:
                 yield f"{name}: compiled with {flag}"
 
 
@@ -249,7 +258,11 @@ def isa_leaks(root: Path) -> Iterator[str]:
 
     Such a copy (an inline function, a std:: template) would end the process on a smaller machine.
     """
-    for path in sorted((root / "build" / "dev").rglob("*_avx*.cpp.o")):
+    folders = [root / folder for folder in BUILD_FOLDERS]
+    patterns = [f"*{suffix}.cpp.o" for suffix in ISA_SUFFIXES]
+    for path in sorted(
+        p for folder in folders for pattern in patterns for p in folder.rglob(pattern)
+    ):
         command = ["nm", "--defined-only", "--demangle", str(path)]
         listed = subprocess.run(command, capture_output=True, text=True, check=True)
         for line in listed.stdout.splitlines():

@@ -26,7 +26,7 @@ struct ProductOut {
 };
 
 struct KernelTable {
-  const char* name;  // "scalar", "avx2", "avx512"
+  const char* name;  // "scalar", "avx2", "avx512", "neon"
 
   // ---- gemm/ ----
   // Packs source rows [8*tile, 8*tile+8) of `src` (stored rows of the dtype, row-major, n rows)
@@ -101,6 +101,8 @@ const KernelTable& scalar_table();
 #if defined(__x86_64__)
 const KernelTable& avx2_table();
 const KernelTable& avx512_table();
+#elif defined(__aarch64__)
+const KernelTable& neon_table();
 #endif
 // The best table this processor (and operating system) supports, or the one named; nullptr if
 // unknown or unsupported. `name` is the value of HEADRACE_ISA, or nullptr.

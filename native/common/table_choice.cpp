@@ -3,6 +3,11 @@
 
 #include "common/table.h"
 
+#if defined(__aarch64__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+
 namespace headrace {
 namespace {
 
@@ -24,6 +29,12 @@ bool has_avx512() {
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
          __builtin_cpu_supports("avx512vnni");
 }
+#elif defined(__aarch64__)
+// ARMv8.2 with the dot product: Cortex-A55 and A75, Neoverse N1, Apple M1 and what came later.
+bool has_neon() {
+  constexpr unsigned long kNeeded = HWCAP_ASIMD | HWCAP_ASIMDHP | HWCAP_ASIMDDP;
+  return (getauxval(AT_HWCAP) & kNeeded) == kNeeded;
+}
 #endif
 
 // Best first.
@@ -31,6 +42,8 @@ constexpr Candidate kCandidates[] = {
 #if defined(__x86_64__)
     {"avx512", has_avx512, avx512_table},
     {"avx2", has_avx2, avx2_table},
+#elif defined(__aarch64__)
+    {"neon", has_neon, neon_table},
 #endif
     {"scalar", [] { return true; }, scalar_table},
 };

@@ -1,10 +1,11 @@
 // Eight virtual lanes: the vector type in which every float kernel is written once.
 //
-// A kernel source is a header included by one *_scalar.cpp and one *_avx2.cpp, each of which
-// defines HEADRACE_ISA_NS (`scalar` or `avx2`: a namespace of its own, so that no symbol is shared
-// between instruction sets) and, for AVX2, HEADRACE_V8_AVX2, and includes this file. Both
-// implementations give equal bits (NaN payloads aside): all operations are single IEEE operations
-// (fma included), and reduce8 is the same tree.
+// A kernel source is a header included by one .cpp per instruction set (*_scalar.cpp, *_avx2.cpp,
+// *_neon.cpp ...), each of which defines HEADRACE_ISA_NS (a namespace of its own, so that no symbol
+// is shared between instruction sets) and, unless it is scalar, the implementation to use
+// (HEADRACE_V8_AVX2, HEADRACE_V8_NEON), and includes this file. All implementations give equal bits
+// (signs and payloads of NaN aside): all operations are single IEEE operations (fma included), and
+// reduce8 is the same tree.
 //
 // Types: V8 eight floats, I8 eight int32, M8 a mask per lane, D8 eight doubles. Operations:
 //   zero8 splat load load_part store store_part       load_part fills the missing lanes
@@ -26,6 +27,8 @@
 
 #if defined(HEADRACE_V8_AVX2)
 #include "common/v8_avx2.h"
+#elif defined(HEADRACE_V8_NEON)
+#include "common/v8_neon.h"
 #else
 #include "common/v8_scalar.h"
 #endif

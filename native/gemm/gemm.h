@@ -54,6 +54,8 @@ HEADRACE_DECLARE_GEMM(scalar)
 #if defined(__x86_64__)
 HEADRACE_DECLARE_GEMM(avx2)
 HEADRACE_DECLARE_GEMM(avx512)
+#elif defined(__aarch64__)
+HEADRACE_DECLARE_GEMM(neon)
 #endif
 
 #undef HEADRACE_DECLARE_GEMM

@@ -156,6 +156,7 @@ def flags_of(tree: Tree, name: str, flags: str) -> list[str]:
 
 
 GOOD = "-O3 -ffp-contract=off -fno-fast-math"
+ARM = "-march=armv8.2-a+dotprod"
 
 
 @pytest.mark.parametrize(
@@ -169,6 +170,8 @@ GOOD = "-O3 -ffp-contract=off -fno-fast-math"
         ("native/a.cpp", f"{GOOD} -ffp-contract=fast", "compiled with -ffp-contract=fast"),
         ("native/a.cpp", f"{GOOD} -flto=auto", "compiled with -flto=auto"),
         ("native/a_scalar.cpp", f"{GOOD} -mavx2", "compiled with -mavx2"),
+        ("native/a.cpp", f"{GOOD} {ARM}", f"compiled with {ARM}"),
+        ("native/a_neon.cpp", f"{GOOD} -march=native", "compiled with -march=native"),
     ],
 )
 def test_compile_flags_finds(tree: Tree, name: str, flags: str, message: str) -> None:
@@ -178,6 +181,7 @@ def test_compile_flags_finds(tree: Tree, name: str, flags: str, message: str) ->
 def test_compile_flags_passes(tree: Tree) -> None:
     assert flags_of(tree, "native/a.cpp", GOOD) == []
     assert flags_of(tree, "native/a_avx2.cpp", f"{GOOD} -mavx2 -mfma") == []
+    assert flags_of(tree, "native/a_neon.cpp", f"{GOOD} {ARM}") == []
 
 
 def test_compile_flags_wants_a_build(tree: Tree) -> None:
@@ -191,9 +195,12 @@ def test_compile_flags_wants_a_build(tree: Tree) -> None:
         ("namespace {\nint f(int x) { return x + 1; }\n}\nint (*p)(int) = f;\n", 0),
     ],
 )
-def test_isa_leaks(tree: Tree, source: str, num_found: int) -> None:
-    root = tree({"a.cpp": source, "build/dev/x/keep": ""})
-    target = root / "build" / "dev" / "x" / "a_avx2.cpp.o"
+@pytest.mark.parametrize(
+    "name", ["build/dev/x/a_avx2", "build/dev/a_avx512", "build/aarch64/a_neon"]
+)
+def test_isa_leaks(tree: Tree, name: str, source: str, num_found: int) -> None:
+    root = tree({"a.cpp": source, f"{name}.keep": ""})
+    target = root / f"{name}.cpp.o"
     subprocess.run(["g++", "-O0", "-c", root / "a.cpp", "-o", target], check=True)
     assert len(list(gates.isa_leaks(root))) == num_found
 

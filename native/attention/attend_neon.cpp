@@ -1,0 +1,4 @@
+// Attention of the neon table.
+#define HEADRACE_ISA_NS neon
+#define HEADRACE_V8_NEON
+#include "attention/attend_kernel.h"

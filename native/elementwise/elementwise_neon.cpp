@@ -1,0 +1,4 @@
+// Elementwise kernels of the neon table.
+#define HEADRACE_ISA_NS neon
+#define HEADRACE_V8_NEON
+#include "elementwise/elementwise_kernel.h"
