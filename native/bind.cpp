@@ -19,6 +19,7 @@ namespace headrace {
 void bind_lease(nb::module_& m, nb::module_& testing);
 void bind_model(nb::module_& m);
 void bind_roof(nb::module_& m);
+void bind_bench(nb::module_& m);
 void bind_text(nb::module_& m);
 void bind_attention_testing(nb::module_& testing);
 void bind_gemm_testing(nb::module_& testing);
@@ -63,6 +64,7 @@ NB_MODULE(_native, m) {
   bind_lease(m, testing);
   bind_model(m);
   bind_roof(m);
+  bind_bench(m);
   bind_text(m);
   bind_attention_testing(testing);
   bind_gemm_testing(testing);

@@ -8,7 +8,7 @@ from importlib import import_module
 # Verb X is the function X of headrace.cli.X.
 VERBS = ("serve", "run", "chat", "batch", "pull", "doctor", "version")
 # Verb Y of group X is the function Y of headrace.cli.X.Y; the docstring of headrace.cli.X is help.
-GROUPS = {"bench": ("roof", "engine", "serve")}
+GROUPS = {"bench": ("roof", "kernels", "engine", "serve")}
 
 
 def load(*words: str) -> Callable[..., None]:

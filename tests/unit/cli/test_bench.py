@@ -155,3 +155,12 @@ def test_plots(cli: Cli, server: Server, tmp_path: Path) -> None:
     result = cli("bench", "serve", server.url, "--requests", 3, "--output-len", 3, "--plot", plot)
     assert result.returncode == 0, result.stderr
     assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_kernels_prints_every_one(cli: Cli) -> None:
+    result = cli("bench", "kernels", "--repeat", 1, "--json")
+    assert result.returncode == 0, result.stderr
+    rates = json.loads(result.stdout)["rates"]
+    names = [rate["name"] for rate in rates]
+    assert {"Q4_1, 1 row", "Q4_1, 512 rows", "pack Q8_0", "rmsnorm"} <= set(names)
+    assert all(rate["value"] > 0 and rate["roof"] > 0 for rate in rates)
