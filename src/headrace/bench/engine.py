@@ -32,6 +32,8 @@ from headrace.weights.open import open_source
 MIN_READ_BYTES = 32 << 20
 MAX_READ_BYTES = 1 << 30
 ROOF_REPEAT = 5
+# Half a second each: on a busy machine a short look at the multipliers sees its neighbours.
+COMPUTE_REPEAT = 20
 WARM_STEPS = 2
 
 
@@ -227,8 +229,8 @@ class Limits:
         self._roof = Roof(threads=threads, max_bytes=self._max_bytes)
         self.isa, self.threads = self._roof.isa, self._roof.threads
         self.memory = self._roof.read(self._max_bytes, ROOF_REPEAT)
-        self.integer = self._roof.compute("int8", ROOF_REPEAT)
-        self.float = self._roof.compute("fma", ROOF_REPEAT)
+        self.integer = self._roof.compute("int8", COMPUTE_REPEAT)
+        self.float = self._roof.compute("fma", COMPUTE_REPEAT)
 
     @property
     def rates(self) -> tuple[Rate, ...]:
