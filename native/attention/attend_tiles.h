@@ -50,6 +50,15 @@ struct Count {
   static constexpr int value = kValue;
 };
 
+// f(Count<0>), f(Count<1>), ...: loops over registers. Written as loops they would leave arrays of
+// vectors in memory, as GCC 12 unrolls nested ones too late.
+template <int kCount, typename F>
+[[gnu::always_inline]] inline void unrolled(F f) {
+  if constexpr (kCount > 0) {
+    unrolled<kCount - 1>(f);
+    f(Count<kCount - 1>{});
+  }
+}
 // f(Count<n>) for 1 <= n <= kTileLines.
 template <typename F>
 inline void with_count(int32_t n, F f) {
@@ -95,29 +104,47 @@ inline void score_tile(const Part<Codes>* keys, const float* q, int32_t dim, flo
   using Code = typename Codes::Code;
   constexpr int kStep = static_cast<int>(kLineBytes / sizeof(Code)) / kBlockLen;
   V16 acc[kLines][kBlocks];
-  for (int r = 0; r < kLines; ++r) {
-    for (int b = 0; b < kBlocks; ++b) acc[r][b] = zero16();
-  }
-  for (int32_t d = 0; d < dim; d += kStep) {
+  unrolled<kLines>([&](auto r) __attribute__((always_inline)) {
+    unrolled<kBlocks>([&](auto b)
+                          __attribute__((always_inline)) { acc[r.value][b.value] = zero16(); });
+  });
+  const Code* at[kBlocks];
+  const Code* ahead[kBlocks];
+  unrolled<kBlocks>([&](auto b) __attribute__((always_inline)) {
+    at[b.value] = keys[b.value].codes;
+    ahead[b.value] = keys[b.value].ahead;
+  });
+  for (int32_t d = 0; d < dim * kBlockLen; d += kStep * kBlockLen) {
     if constexpr (sizeof(Code) < sizeof(float)) {
-      for (int b = 0; b < kBlocks; ++b) touch(keys[b].ahead + d * kBlockLen);
+      unrolled<kBlocks>([&](auto b) __attribute__((always_inline)) { touch(ahead[b.value] + d); });
     }
-    for (int i = 0; i < kStep; ++i, q += kLines) {
+    unrolled<kStep>([&](auto i) __attribute__((always_inline)) {
       V16 key[kBlocks];
-      for (int b = 0; b < kBlocks; ++b) key[b] = Codes::load16(keys[b].codes + (d + i) * kBlockLen);
-      for (int r = 0; r < kLines; ++r) {
-        const V16 weight = splat16(q[r]);
-        for (int b = 0; b < kBlocks; ++b) acc[r][b] = fma(weight, key[b], acc[r][b]);
-      }
-    }
+      unrolled<kBlocks>([&](auto b) __attribute__((always_inline)) {
+        key[b.value] = Codes::load16(at[b.value] + d + i.value * kBlockLen);
+      });
+      unrolled<kLines>([&](auto r) __attribute__((always_inline)) {
+        const V16 weight = splat16(q[i.value * kLines + r.value]);
+        unrolled<kBlocks>([&](auto b) __attribute__((always_inline)) {
+          acc[r.value][b.value] = fma(weight, key[b.value], acc[r.value][b.value]);
+        });
+      });
+    });
+    q += kStep * kLines;
   }
-  for (int b = 0; b < kBlocks; ++b) {
-    for (int r = 0; r < kLines; ++r) {
-      const V16 sum = acc[r][b];
-      store(scores + r * kScoreStride + b * kBlockLen,
-            keys[b].scales == nullptr ? sum : mul(sum, load16(keys[b].scales)));
+  unrolled<kBlocks>([&](auto b) __attribute__((always_inline)) {
+    const float* scales = keys[b.value].scales;
+    float* out = scores + b.value * kBlockLen;
+    if (scales == nullptr) {
+      unrolled<kLines>([&](auto r) __attribute__((always_inline)) {
+        store(out + r.value * kScoreStride, acc[r.value][b.value]);
+      });
+    } else {
+      unrolled<kLines>([&](auto r) __attribute__((always_inline)) {
+        store(out + r.value * kScoreStride, mul(acc[r.value][b.value], load16(scales)));
+      });
     }
-  }
+  });
 }
 
 // score_tile of any number of consecutive blocks.
@@ -158,24 +185,32 @@ inline void value_tile(const typename Codes::Code* values, const typename Codes:
                        int32_t stride, const float* e, int32_t num_keys, float* acc, int32_t lda) {
   constexpr int kLanes = static_cast<int>(sizeof(V) / sizeof(float));
   V sum[kLines][kVectors];
-  for (int r = 0; r < kLines; ++r) {
-    for (int v = 0; v < kVectors; ++v) sum[r][v] = load_floats<V>(acc + r * lda + v * kLanes);
-  }
+  unrolled<kLines>([&](auto r) __attribute__((always_inline)) {
+    unrolled<kVectors>([&](auto v) __attribute__((always_inline)) {
+      sum[r.value][v.value] = load_floats<V>(acc + r.value * lda + v.value * kLanes);
+    });
+  });
   for (int32_t j = 0; j < num_keys; ++j, values += stride) {
     if constexpr (sizeof(typename Codes::Code) < sizeof(float)) {
       touch_codes(ahead, kVectors * kLanes);
       ahead += stride;
     }
     V value[kVectors];
-    for (int v = 0; v < kVectors; ++v) value[v] = load_codes<V, Codes>(values + v * kLanes);
-    for (int r = 0; r < kLines; ++r) {
-      const V weight = fill<V>(e[r * kScoreStride + j]);
-      for (int v = 0; v < kVectors; ++v) sum[r][v] = fma(weight, value[v], sum[r][v]);
-    }
+    unrolled<kVectors>([&](auto v) __attribute__((always_inline)) {
+      value[v.value] = load_codes<V, Codes>(values + v.value * kLanes);
+    });
+    unrolled<kLines>([&](auto r) __attribute__((always_inline)) {
+      const V weight = fill<V>(e[r.value * kScoreStride + j]);
+      unrolled<kVectors>([&](auto v) __attribute__((always_inline)) {
+        sum[r.value][v.value] = fma(weight, value[v.value], sum[r.value][v.value]);
+      });
+    });
   }
-  for (int r = 0; r < kLines; ++r) {
-    for (int v = 0; v < kVectors; ++v) store(acc + r * lda + v * kLanes, sum[r][v]);
-  }
+  unrolled<kLines>([&](auto r) __attribute__((always_inline)) {
+    unrolled<kVectors>([&](auto v) __attribute__((always_inline)) {
+      store(acc + r.value * lda + v.value * kLanes, sum[r.value][v.value]);
+    });
+  });
 }
 
 // value_tile over whole rows of V.

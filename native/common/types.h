@@ -49,7 +49,10 @@ constexpr int kBlockLen = 16;
 // How K and V are stored (backends/layout.py KV_DTYPES). Of one layer, block and KV head:
 //   f16  K: head_dim x 16 halves, V: 16 x head_dim halves
 //   i8   the same in signed bytes, then the 16 float32 scales of K and the 16 of V
-// K is transposed, so that the key of position p sits in lane p % 16.
+// K is transposed, so that the key of position p sits in lane p % 16: scores are then chains of
+// their own. Measured with AVX-512 at 64 dims against 16 x head_dim, whose sums end across lanes
+// (ns per key, K in cache; halves / bytes): 1 line 2.2 / 2.2 against 3.4 / 3.7, 3 lines 3.6 / 3.8
+// against 7.6 / 7.6, 6 lines 4.9 / 6.0 against 14.9 / 15.4.
 enum class KVType : int32_t { f16 = 0, i8 = 1 };
 
 // Bytes of K, or of V, without scales.
