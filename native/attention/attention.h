@@ -25,6 +25,14 @@
 
 namespace headrace {
 
+// A row of an item that several sequences share: the state of its head g in split s goes to
+// partials at state + s*stride + g.
+struct AttnSharedRow {
+  int32_t row;
+  int32_t stride;
+  int64_t state;
+};
+
 // One attention operation of one layer over the rows of a step.
 struct AttnParams {
   const float* q;  // row r, head h at q + r*ldq + h*head_dim
@@ -42,12 +50,16 @@ struct AttnParams {
   float softcap;
   const int32_t* positions;  // of every step row
   float* partials;  // split states, partial_floats(head_dim) floats each, indexed by item/merge
+  const AttnSharedRow* shared_rows;  // indexed by items
 };
 
 // A piece of work: consecutive rows of one sequence, one kv head (all query heads of its group),
 // and a range of splits. If `partial` < 0 the item covers all splits of its rows and writes out;
 // else the state (m, l, acc) of row i, head g of the item's split s goes to partials at
 // partial + ((s - split_begin)*num_rows + i)*group + g.
+// With `shared` >= 0 (and `partial` 0) the rows are the num_rows entries of shared_rows from there
+// on: of any sequences, all of which have the blocks of `table` in those splits and see them in
+// full.
 struct AttnItem {
   int32_t row_begin;
   int32_t num_rows;
@@ -56,6 +68,7 @@ struct AttnItem {
   int32_t split_end;
   const int32_t* table;  // block ids by position / kBlockLen
   int64_t partial;
+  int32_t shared;  // or -1
 };
 
 // Merges num_splits consecutive states of one (row, query head) left to right into out. State s is

@@ -48,7 +48,8 @@ void Model::run(Pool::Lease& lease, const AttendStage& stage, const StepPlan& pl
                           stage.scale,
                           stage.softcap,
                           plan.positions.data(),
-                          partials_.as<float>()};
+                          partials_.as<float>(),
+                          attend.shared_rows.data()};
   lease.parallel_for(static_cast<uint32_t>(attend.items.size()), [&](int thread, uint32_t index) {
     const AttnItem& item = attend.items[index];
     table_.attend_item(params, item, attend_scratch_.as<float>() + thread * attend_scratch_stride_);

@@ -267,11 +267,13 @@ class testing:
     def plan_attention(
         positions: Sequence[int],
         seq_starts: Sequence[int],
+        tables: Sequence[int],
+        table_starts: Sequence[int],
         window: int,
         num_heads: int,
         num_kv_heads: int,
         num_threads: int,
-    ) -> tuple[list[list[int]], list[list[int]], int]: ...
+    ) -> tuple[list[list[int]], list[list[int]], int, list[list[int]]]: ...
     @staticmethod
     def attend(
         isa: str,
@@ -289,6 +291,7 @@ class testing:
         items: Sequence[Sequence[int]],
         merges: Sequence[Sequence[int]],
         num_partials: int,
+        shared_rows: Sequence[Sequence[int]],
         kv_type: int,
     ) -> bytes: ...
     # threads/ and tape/

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.backends.layout import KV_DTYPES
 from headrace.engine.sampling import mix64
 from tests.exactness.exact import (
     FACTORS,
@@ -57,6 +58,23 @@ def test_choices_equal_their_seeds_alone(model: ExactModel) -> None:
         assert recorder.requests[f"alone{i}"].choices[0] == recorder.requests["n"].choices[i]
     texts = {tuple(c.token_ids) for c in recorder.requests["n"].choices.values()}
     assert len(texts) == 3, "three seeds that draw the same text prove nothing"
+
+
+@pytest.mark.parametrize("kv", KV_DTYPES)
+def test_choices_that_share_whole_splits_equal_themselves_alone(model: ExactModel, kv: str) -> None:
+    """Their rows read the blocks of the prompt together, here two splits of it."""
+    engine = model.engine(model.backend(FASTEST, 2, kv), chunk=MAX_STEP_ROWS)
+    prompt = [500 + (i * 7919) % 20000 for i in range(530)]
+    recorder = Recorder()
+    engine.add("n", prompt, model.params("sampled", 0, n=3, max_tokens=4))
+    while engine.has_work():
+        recorder.take(engine.step())
+    for i in range(3):
+        params = model.params("sampled", 0, seed=mix64(1000, i), max_tokens=4)
+        engine.add(f"alone{i}", prompt, params)
+        while engine.has_work():
+            recorder.take(engine.step())
+        assert recorder.requests[f"alone{i}"].choices[0] == recorder.requests["n"].choices[i]
 
 
 def test_a_long_prompt_crosses_splits(model: ExactModel) -> None:

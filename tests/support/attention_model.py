@@ -21,7 +21,8 @@ SPLIT_LEN = 256
 # A table entry that must not be followed: far outside any arena, so that doing it crashes.
 BEHIND_WINDOW = -(1 << 24)
 
-Plan = tuple[list[list[int]], list[list[int]], int]
+# items, merges, number of partial states, rows of shared items (headrace._native.testing)
+Plan = tuple[list[list[int]], list[list[int]], int, list[list[int]]]
 
 
 @dataclass(frozen=True)
@@ -70,11 +71,16 @@ def random_sequence(
 
 @dataclass
 class Step:
-    """Sequences laid out in an arena with shuffled blocks, as one attention operation."""
+    """Sequences laid out in an arena with shuffled blocks, as one attention operation.
+
+    `shared`: by sequence, how many leading blocks it takes from sequence 0, whose keys and values
+    it must have there (see `share_prefix`).
+    """
 
     shape: Shape
     sequences: Sequence[Sequence_]
     rng: np.random.Generator
+    shared: Sequence[int] = ()
     kv: bytes = field(init=False)
     tables: list[int] = field(init=False)
     table_starts: list[int] = field(init=False)
@@ -85,11 +91,17 @@ class Step:
         ids = iter(self.rng.permutation(sum(counts) + 2).tolist())
         arena = _new_arena(self.shape, sum(counts) + 2)
         self.tables, self.table_starts = [], []
-        for sequence, count, length in zip(self.sequences, counts, lengths, strict=True):
+        first_blocks: list[int] = []
+        for index, (sequence, count, length) in enumerate(
+            zip(self.sequences, counts, lengths, strict=True)
+        ):
             low = max(0, sequence.first - self.shape.window + 1) if self.shape.window else 0
             self.table_starts.append(len(self.tables))
+            num_shared = self.shared[index] if self.shared else 0
             for b in range(count):
-                block = next(ids)
+                block = first_blocks[b] if b < num_shared else next(ids)
+                if index == 0:
+                    first_blocks.append(block)
                 seen = range(max(low, b * BLOCK_LEN), min(length, (b + 1) * BLOCK_LEN))
                 self.tables.append(block if seen else BEHIND_WINDOW)
                 for p in seen:
@@ -106,13 +118,13 @@ class Step:
 
     def plan(self, num_threads: int) -> Plan:
         return testing.plan_attention(
-            self.positions, self.seq_starts, self.shape.window, self.shape.num_heads,
-            self.shape.num_kv_heads, num_threads,
+            self.positions, self.seq_starts, self.tables, self.table_starts, self.shape.window,
+            self.shape.num_heads, self.shape.num_kv_heads, num_threads,
         )  # fmt: skip
 
     def attend(self, isa: str, plan: Plan | None = None, pad: int = 0) -> Floats:
         """(rows, num_heads, head_dim); `pad` floats lie between the rows of q."""
-        items, merges, num_partials = plan or self.plan(1)
+        items, merges, num_partials, shared_rows = plan or self.plan(1)
         rows = len(self.positions)
         q = np.full((rows, self.shape.num_heads * self.shape.head_dim + pad), np.nan, np.float32)
         q[:, : q.shape[1] - pad] = np.concatenate([s.q for s in self.sequences]).reshape(rows, -1)
@@ -120,9 +132,21 @@ class Step:
             isa, q.tobytes(), self.kv, self.tables, self.table_starts, self.positions,
             self.shape.num_heads, self.shape.num_kv_heads, self.shape.head_dim, self.shape.window,
             self.shape.scale, self.shape.softcap, items, merges, num_partials,
-            KV_DTYPES[self.shape.kv_dtype],
+            shared_rows, KV_DTYPES[self.shape.kv_dtype],
         )  # fmt: skip
         return native_floats.floats(out).reshape(rows, self.shape.num_heads, self.shape.head_dim)
+
+
+def share_prefix(sequences: Sequence[Sequence_], shared: Sequence[int]) -> list[int]:
+    """Give every sequence the first `shared` blocks of sequence 0, as many as both have in full
+    before the step's rows; returns how many that are."""
+    counts = [0]
+    for sequence, wanted in zip(sequences[1:], shared[1:], strict=True):
+        count = min(wanted, sequence.first // BLOCK_LEN, sequences[0].first // BLOCK_LEN)
+        end = count * BLOCK_LEN
+        sequence.k[:end], sequence.v[:end] = sequences[0].k[:end], sequences[0].v[:end]
+        counts.append(count)
+    return counts
 
 
 def _new_arena(shape: Shape, num_blocks: int) -> npt.NDArray[np.void]:

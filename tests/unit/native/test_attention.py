@@ -19,6 +19,7 @@ from tests.support.attention_model import (
     by_definition,
     in_float64,
     random_sequence,
+    share_prefix,
 )
 from tests.support.native_floats import ISAS, same_bits
 
@@ -60,7 +61,7 @@ def plans(draw: st.DrawFn, step: Step) -> Plan:
                 rows = draw(st.integers(1, min(limit, end - row)))
                 last = step.positions[row + rows - 1] // SPLIT_LEN + 1
                 if draw(st.booleans()):
-                    items.append([seq, row, rows, kv_head, 0, last, -1])
+                    items.append([seq, row, rows, kv_head, 0, last, -1, -1])
                 else:
                     lines = rows * shape.group
                     for line in range(lines):
@@ -70,11 +71,11 @@ def plans(draw: st.DrawFn, step: Step) -> Plan:
                     split = 0
                     while split < last:
                         end_split = draw(st.integers(split + 1, last))
-                        items.append([seq, row, rows, kv_head, split, end_split, num_partials])
+                        items.append([seq, row, rows, kv_head, split, end_split, num_partials, -1])
                         num_partials += lines * (end_split - split)
                         split = end_split
                 row += rows
-    return draw(st.permutations(items)), draw(st.permutations(merges)), num_partials
+    return draw(st.permutations(items)), draw(st.permutations(merges)), num_partials, []
 
 
 @every_isa
@@ -199,11 +200,11 @@ def test_splits_that_a_row_does_not_see(isa: str) -> None:
     for last in (3 * SPLIT_LEN + 10, 3 * SPLIT_LEN + 30):
         step = _step(shape, [(last, 24)], 7)
         lines = 24 * 2
-        items = [[0, 0, 24, 0, split, split + 1, split * lines] for split in range(4)]
+        items = [[0, 0, 24, 0, split, split + 1, split * lines, -1] for split in range(4)]
         merges = [[line // 2, line % 2, 4, line, lines] for line in range(lines)]
         expected = _defined(step)
-        assert same_bits(step.attend(isa, (items, merges, 4 * lines)), expected)
-        assert same_bits(step.attend(isa, ([[0, 0, 24, 0, 0, 4, -1]], [], 0)), expected)
+        assert same_bits(step.attend(isa, (items, merges, 4 * lines, [])), expected)
+        assert same_bits(step.attend(isa, ([[0, 0, 24, 0, 0, 4, -1, -1]], [], 0, [])), expected)
 
 
 @every_isa
@@ -265,42 +266,71 @@ def test_plan_covers_every_row_and_head_once() -> None:
             st.tuples(st.integers(1, 5000), st.integers(1, 200)), min_size=1, max_size=5
         ),
         num_threads=st.integers(1, 32),
+        shared_blocks=st.sampled_from([0, 15, 16, 40, 200]),
     )
-    def check(shape: Shape, lengths: list[tuple[int, int]], num_threads: int) -> None:
+    def check(
+        shape: Shape, lengths: list[tuple[int, int]], num_threads: int, shared_blocks: int
+    ) -> None:
         rows = [min(length, count) for length, count in lengths]
         positions = [p for (n, _), r in zip(lengths, rows, strict=True) for p in range(n - r, n)]
         starts = [0, *np.cumsum(rows).tolist()]
-        items, merges, num_partials = testing.plan_attention(
-            positions, starts, shape.window, shape.num_heads, shape.num_kv_heads, num_threads
-        )
-        _check_plan(shape, positions, starts, items, merges, num_partials)
-        if num_threads == 1:
-            assert not merges
+        plan = _plan(shape, lengths, num_threads, shared_blocks)
+        _check_plan(shape, positions, starts, plan)
+        if num_threads == 1 and shared_blocks < SPLIT_LEN // BLOCK_LEN:
+            assert not plan[1]
+            assert not plan[3]
 
     check()
 
 
-def _check_plan(
-    shape: Shape, positions: list[int], starts: list[int], items: list[list[int]],
-    merges: list[list[int]], num_partials: int,
-) -> None:  # fmt: skip
+def _plan(
+    shape: Shape, lengths: list[tuple[int, int]], num_threads: int, shared_blocks: int = 0
+) -> Plan:
+    """The plan of sequences whose first blocks are the same."""
+    rows = [min(length, count) for length, count in lengths]
+    positions = [p for (n, _), r in zip(lengths, rows, strict=True) for p in range(n - r, n)]
+    tables: list[int] = []
+    table_starts: list[int] = []
+    for index, (length, _) in enumerate(lengths):
+        table_starts.append(len(tables))
+        own = 1000 * (index + 1)
+        tables += [b if b < shared_blocks else own + b for b in range(-(-length // BLOCK_LEN))]
+    return testing.plan_attention(
+        positions, [0, *np.cumsum(rows).tolist()], tables, table_starts, shape.window,
+        shape.num_heads, shape.num_kv_heads, num_threads,
+    )  # fmt: skip
+
+
+def _check_plan(shape: Shape, positions: list[int], starts: list[int], plan: Plan) -> None:
     """Items cover exactly the visible splits of every (row, kv head); states are written once."""
+    items, merges, num_partials, shared_rows = plan
     limit = testing.attend_row_tile(shape.num_heads, shape.num_kv_heads)
     covered: dict[tuple[int, int], list[int]] = {}
     states: dict[int, tuple[int, int, int]] = {}
     whole = set()
-    for seq, row, rows, kv_head, begin, end, partial in items:
-        assert starts[seq] <= row
-        assert row + rows <= starts[seq + 1]
+    for seq, row, rows, kv_head, begin, end, partial, shared in items:
         assert 1 <= rows <= limit
-        for r in range(row, row + rows):
+        # (row, state of its first head in split 0, states between splits)
+        members = [
+            (row + i, partial + (i - begin * rows) * shape.group, rows * shape.group)
+            for i in range(rows)
+        ]
+        if shared >= 0:
+            members = [(r, state, stride) for r, stride, state in shared_rows[shared:][:rows]]
+            for r, _, _ in members:
+                assert positions[r] >= end * SPLIT_LEN - 1
+                assert not shape.window or positions[r] - shape.window < begin * SPLIT_LEN
+        else:
+            assert starts[seq] <= row
+            assert row + rows <= starts[seq + 1]
+        for r, first_state, stride in members:
             covered.setdefault((r, kv_head), []).extend(range(begin, end))
             for g in range(shape.group):
-                if partial < 0:
+                if partial < 0 and shared < 0:
                     whole.add((r, kv_head * shape.group + g))
                     continue
                 for split in range(begin, end):
-                    state = partial + ((split - begin) * rows + r - row) * shape.group + g
+                    state = first_state + split * stride + g
                     assert state not in states
                     states[state] = (r, kv_head * shape.group + g, split)
     assert sorted(states) == list(range(num_partials))
@@ -321,9 +351,47 @@ def _check_plan(
 
 
 def test_plan_spreads_one_long_context_over_the_threads() -> None:
-    items, merges, _ = testing.plan_attention([8191], [0, 1], 0, 8, 1, 4)
-    assert len(items) == 8192 // SPLIT_LEN
+    items, merges, _, _ = _plan(Shape(8, 1), [(8192, 1)], 4)
+    assert sum(end - begin for *_, begin, end, _, _ in items) == 8192 // SPLIT_LEN
+    assert max(end - begin for *_, begin, end, _, _ in items) <= 8192 // SPLIT_LEN // 8
     assert len(merges) == 8
-    short, none, _ = testing.plan_attention([BLOCK_LEN], [0, 1], 0, 8, 1, 4)
+    short, none, _, _ = _plan(Shape(8, 1), [(BLOCK_LEN + 1, 1)], 4)
     assert len(short) == 1
     assert not none
+
+
+def test_plan_reads_a_prefix_once_for_all_its_sequences() -> None:
+    """32 choices of one prompt: of 4 splits in full, one read for each KV head, in one pass."""
+    shape = Shape(9, 3, 64)
+    items, merges, _, shared_rows = _plan(shape, [(1030 + i, 1) for i in range(32)], 2, 64)
+    shared = [item for item in items if item[7] >= 0]
+    assert sum(item[5] - item[4] for item in shared) == 4 * 3
+    assert all(item[2] == 32 for item in shared)
+    assert len(shared_rows) == 32 * 3
+    assert len(items) - len(shared) == 32 * 3
+    assert len(merges) == 32 * 9
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    shape=shapes,
+    lengths=st.lists(
+        st.tuples(st.sampled_from(EDGES) | st.integers(1, 900), st.integers(1, 3)),
+        min_size=2,
+        max_size=6,
+    ),
+    shared=st.sampled_from([15, 16, 17, 32, 50]),
+    seed=seeds,
+)
+def test_rows_that_share_blocks_are_computed_as_if_alone(
+    shape: Shape, lengths: list[tuple[int, int]], shared: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    sequences = [random_sequence(shape, length, min(length, rows), rng) for length, rows in lengths]
+    counts = share_prefix(sequences, [shared - i % 2 for i in range(len(lengths))])
+    step = Step(shape, sequences, rng, counts)
+    alone = [Step(shape, [s], rng).attend(ISAS[0]) for s in sequences]
+    for num_threads in (1, 2, 5):
+        plan = step.plan(num_threads)
+        for isa in ISAS:
+            assert same_bits(step.attend(isa, plan), np.concatenate(alone))
