@@ -119,6 +119,7 @@ struct Step {
     params.softcap = shape.softcap;
     params.positions = positions.data();
     params.partials = partials.data();
+    params.shared_rows = plan.shared_rows.data();
     for (const AttnItem& item : plan.items) table.attend_item(params, item, scratch.data());
     for (const AttnMerge& merge : plan.merges) table.merge_splits(params, merge);
     return out;
