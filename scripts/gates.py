@@ -263,6 +263,8 @@ def isa_leaks(root: Path) -> Iterator[str]:
     for path in sorted(
         p for folder in folders for pattern in patterns for p in folder.rglob(pattern)
     ):
+        if "headrace_simde.dir" in path.parts:
+            continue  # for any processor, and in no product
         command = ["nm", "--defined-only", "--demangle", str(path)]
         listed = subprocess.run(command, capture_output=True, text=True, check=True)
         for line in listed.stdout.splitlines():
