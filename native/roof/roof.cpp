@@ -72,6 +72,8 @@ const RoofTable* roof_named(const char* isa) {
 #if defined(__x86_64__)
   if (std::strcmp(isa, "avx512") == 0) return &avx512_roof();
   if (std::strcmp(isa, "avx2") == 0) return &avx2_roof();
+#elif defined(__aarch64__)
+  if (std::strcmp(isa, "neon") == 0) return &neon_roof();
 #endif
   return &scalar_roof();
 }

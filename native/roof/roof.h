@@ -24,7 +24,7 @@ struct RoofTable {
   // they computed in `sink` (64 bytes).
   // Fused multiply-adds of float32, operands in registers.
   double (*fma)(int64_t passes, void* sink);
-  // Products of unsigned and signed bytes summed in int32, operands in registers.
+  // Products of bytes summed in int32, operands in registers.
   double (*int8)(int64_t passes, void* sink);
   // The same with weights of 4 bits, loaded from `weights` (kRoofWeightBytes, all of them each
   // pass) and unpacked for every use by `rows` (1 or 4) rows of `acts` (kRoofActBytes).
@@ -36,6 +36,8 @@ const RoofTable& scalar_roof();
 #if defined(__x86_64__)
 const RoofTable& avx2_roof();
 const RoofTable& avx512_roof();
+#elif defined(__aarch64__)
+const RoofTable& neon_roof();
 #endif
 // The probes of a kernel table that this processor supports; those of the scalar table for one that
 // has none of its own. nullptr for an unknown or unsupported name.
