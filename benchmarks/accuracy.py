@@ -19,24 +19,22 @@ import os
 import subprocess
 import sys
 import time
-from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import IO, Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from benchmarks.accuracy_report import Window, mean_kl, top1_bound
 from benchmarks.lineup import OURS
 from benchmarks.targets import MAX_KL_RATIO, MIN_TOP1_POINTS
 from benchmarks.text import benchmark_text, kind_of_text
-from headrace.backends.base import Backend, SamplingSpec, StepPlan, WantedRow
+from headrace.backends.base import Backend
 from headrace.backends.cpu import CpuBackend
-from headrace.backends.layout import BLOCK_LEN, KVLayout
 from headrace.backends.reference import CPU_LIKE, EXACT, LOGITS, Numerics, ReferenceBackend
+from headrace.bench.accuracy import Floats, chunk_plans, kl_of_rows, num_blocks
 from headrace.engine.load import freq_factors
 from headrace.models.registry import build_program
 from headrace.models.views import with_logits
@@ -50,8 +48,6 @@ CHUNK_LEN = 64
 MAX_TOKEN_LEN = 8
 # Rows of logits that are compared at once: what they need stays in cache.
 SLICE_LEN = 4
-Floats = npt.NDArray[np.float32]
-Doubles = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -90,7 +86,7 @@ class BackendSystem:
     def logits(self, tokens: Sequence[int]) -> Floats:
         parts = [
             np.array(self._backend.hidden_states(plan, [LOGITS])[LOGITS], np.float32)
-            for plan in chunk_plans(self._backend.layout, tokens)
+            for plan in chunk_plans(self._backend.layout, tokens, CHUNK_LEN)
         ]
         return np.concatenate(parts)
 
@@ -107,7 +103,7 @@ class CpuSystem(BackendSystem):
 
     def logits(self, tokens: Sequence[int]) -> Floats:
         parts = []
-        for plan in chunk_plans(self._cpu.layout, tokens):
+        for plan in chunk_plans(self._cpu.layout, tokens, CHUNK_LEN):
             width, data = self._cpu.hidden_bytes(plan, [LOGITS])[LOGITS]
             parts.append(np.frombuffer(data, np.float32).reshape(-1, width))
         return np.concatenate(parts)
@@ -164,44 +160,11 @@ class RivalSystem:
         self._process.wait(timeout=60)
 
 
-def num_blocks(source: WeightSource, window: int) -> int:
-    """Blocks that hold one window whatever the layer groups are."""
-    return source.config.num_layers * (window // BLOCK_LEN + 1)
-
-
-def chunk_plans(
-    layout: KVLayout, tokens: Sequence[int], chunk_len: int = CHUNK_LEN
-) -> Iterator[StepPlan]:
-    """One sequence in chunks, every row wanted; group g has the blocks g, g + groups, ..."""
-    groups = len(layout.groups)
-    spec = SamplingSpec(temperature=0.0)
-    for start in range(0, len(tokens), chunk_len):
-        chunk = tokens[start : start + chunk_len]
-        end = start + len(chunk)
-        count = -(-end // BLOCK_LEN)
-        yield StepPlan(
-            tokens=array("i", chunk),
-            positions=array("i", range(start, end)),
-            seq_starts=array("i", [0, len(chunk)]),
-            tables=[array("i", range(g, g + count * groups, groups)) for g in range(groups)],
-            table_starts=[array("i", [0]) for _ in range(groups)],
-            wanted=[WantedRow(row, spec) for row in range(len(chunk))],
-        )
-
-
-def log_softmax(logits: Floats) -> Doubles:
-    """Rows of log-probabilities in float64."""
-    x = logits.astype(np.float64)
-    x -= x.max(axis=1, keepdims=True)
-    x -= np.log(np.exp(x).sum(axis=1, keepdims=True))
-    return x
-
-
 def compare(window: int, system: str, truth: Floats, logits: Floats, seconds: float) -> Row:
     """KL of every position between two rows of logits. In float64, in slices that fit a cache."""
     slices = [slice(start, start + SLICE_LEN) for start in range(0, len(truth), SLICE_LEN)]
     with ThreadPoolExecutor(2) as pool:  # NumPy works without the GIL
-        parts = pool.map(lambda s: _kl(log_softmax(truth[s]), log_softmax(logits[s])), slices)
+        parts = pool.map(lambda s: kl_of_rows(truth[s], logits[s]), slices)
         kl = np.concatenate(list(parts))
     agreements = int((truth.argmax(axis=1) == logits.argmax(axis=1)).sum())
     return Row(
@@ -214,11 +177,6 @@ def compare(window: int, system: str, truth: Floats, logits: Floats, seconds: fl
         agreements,
         seconds,
     )
-
-
-def _kl(truth: Doubles, system: Doubles) -> Doubles:
-    kl: Doubles = (np.exp(truth) * (truth - system)).sum(axis=1)
-    return kl
 
 
 def summarize(rows: Sequence[Row]) -> str:

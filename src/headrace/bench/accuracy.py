@@ -1,7 +1,7 @@
 """A short check of the CPU backend against float32 arithmetic: the NumPy reference backend.
 
 Off the serving path, so NumPy is imported here only when the check runs. `benchmarks/accuracy.py`
-measures the same over long texts, beside other systems.
+measures the same over long texts, beside other systems, with the parts of this module.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from headrace.backends.base import SamplingSpec, StepPlan, WantedRow
 from headrace.backends.cpu import CpuBackend
-from headrace.backends.layout import BLOCK_LEN, KVLayout
+from headrace.backends.layout import BLOCK_LEN, DEFAULT_KV_DTYPE, KVLayout
 from headrace.engine.load import freq_factors
 from headrace.errors import HeadraceError
 from headrace.models.registry import build_program
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 # Few rows at once: their logits are wanted whole.
 CHUNK_LEN = 32
+Floats: TypeAlias = "npt.NDArray[np.float32]"
+Doubles: TypeAlias = "npt.NDArray[np.float64]"
 
 # Abraham Lincoln, Gettysburg, 1863.
 TEXT = """\
@@ -57,7 +59,12 @@ class Accuracy:
 
 
 def compare_with_reference(
-    path: Path, threads: int | None = None, activations: str = "quantized", text: str = TEXT
+    path: Path,
+    threads: int | None = None,
+    *,
+    activations: str = "quantized",
+    kv_dtype: str = DEFAULT_KV_DTYPE,
+    text: str = TEXT,
 ) -> Accuracy:
     """Run both backends over a text. Raises HeadraceError for a model that has no plain logits."""
     import numpy as np
@@ -68,13 +75,19 @@ def compare_with_reference(
     try:
         tokens = load_tokenizer(source.tokenizer, source.config.vocab_size).encode(text)
         tokens = tokens[: source.config.max_model_len]
-        reference = ReferenceBackend(source, num_blocks=_num_blocks(source, len(tokens)))
-        ours = _cpu_backend(source, reference.layout, len(tokens), threads, activations)
+        reference = ReferenceBackend(source, num_blocks=num_blocks(source, len(tokens)))
+        ours = _cpu_backend(
+            source,
+            kv_bytes=num_blocks(source, len(tokens)) * reference.layout.block_bytes,
+            threads=threads,
+            activations=activations,
+            kv_dtype=kv_dtype,
+        )
         kls, num_same = [], 0
-        for plan in _plans(reference.layout, tokens):
-            truth = _log_softmax(reference.logits(plan))
+        for plan in chunk_plans(reference.layout, tokens):
+            truth = reference.logits(plan)
             got = np.array(ours.hidden_states(plan, [LOGITS])[LOGITS], np.float32)
-            kls.append((np.exp(truth) * (truth - _log_softmax(got))).sum(axis=1))
+            kls.append(kl_of_rows(truth, got))
             num_same += int((truth.argmax(axis=1) == got.argmax(axis=1)).sum())
         kl = np.concatenate(kls)
         ours.close()
@@ -84,11 +97,7 @@ def compare_with_reference(
 
 
 def _cpu_backend(
-    source: WeightSource,
-    layout: KVLayout,
-    length: int,
-    threads: int | None,
-    activations: str,
+    source: WeightSource, *, kv_bytes: int, threads: int | None, activations: str, kv_dtype: str
 ) -> CpuBackend:
     try:
         program = with_logits(build_program(source.config, freq_factors(source)))
@@ -96,7 +105,6 @@ def _cpu_backend(
         raise HeadraceError(
             f"The accuracy of {source.name!r} cannot be compared: {error}."
         ) from error
-    kv_bytes = _num_blocks(source, length) * layout.block_bytes
     return CpuBackend.load(
         source,
         program,
@@ -104,20 +112,23 @@ def _cpu_backend(
         threads=threads,
         max_step_rows=CHUNK_LEN,
         activations=activations,
+        kv_dtype=kv_dtype,
     )
 
 
-def _num_blocks(source: WeightSource, length: int) -> int:
-    """Enough whatever the layer groups are."""
+def num_blocks(source: WeightSource, length: int) -> int:
+    """Blocks that hold one sequence, whatever the layer groups are."""
     return source.config.num_layers * (length // BLOCK_LEN + 1)
 
 
-def _plans(layout: KVLayout, tokens: Sequence[int]) -> Iterator[StepPlan]:
+def chunk_plans(
+    layout: KVLayout, tokens: Sequence[int], chunk_len: int = CHUNK_LEN
+) -> Iterator[StepPlan]:
     """One sequence in chunks, every row wanted; group g has the blocks g, g + groups, ..."""
     groups = len(layout.groups)
     spec = SamplingSpec(temperature=0.0)
-    for start in range(0, len(tokens), CHUNK_LEN):
-        chunk = tokens[start : start + CHUNK_LEN]
+    for start in range(0, len(tokens), chunk_len):
+        chunk = tokens[start : start + chunk_len]
         end = start + len(chunk)
         count = -(-end // BLOCK_LEN)
         yield StepPlan(
@@ -130,10 +141,20 @@ def _plans(layout: KVLayout, tokens: Sequence[int]) -> Iterator[StepPlan]:
         )
 
 
-def _log_softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+def log_softmax(logits: Floats) -> Doubles:
+    """Rows of log-probabilities in float64."""
     import numpy as np
 
     x = logits.astype(np.float64)
     x -= x.max(axis=1, keepdims=True)
     x -= np.log(np.exp(x).sum(axis=1, keepdims=True))
     return x
+
+
+def kl_of_rows(truth: Floats, system: Floats) -> Doubles:
+    """KL(truth || system) in nats, of every row of logits."""
+    import numpy as np
+
+    expected = log_softmax(truth)
+    kl: Doubles = (np.exp(expected) * (expected - log_softmax(system))).sum(axis=1)
+    return kl

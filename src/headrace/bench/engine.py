@@ -1,10 +1,16 @@
 """Speed of a model through the real engine, step by step, beside the limits of the machine.
 
-Decode reads every tensor of the Program once per step, as the file stores it, and the keys and
-values that its sequences see. Its roof is the time in which all threads together read as many bytes
-again and again: from memory, or from a last-level cache that holds them. Prefill multiplies: the
-products of quantized weights at the int8 rate, the others and attention at that of float32, both
-measured in the same run.
+The roofs, for every place that tells a share of them:
+
+- Decode reads every tensor of the Program once per step, as the file stores it, and the keys and
+  values that its sequences see: two bytes for each value, or one and four for the scale of a token,
+  a head and a side (key or value) with `--kv-dtype int8`. Its roof is the time in which all threads
+  together read as many bytes again and again: from memory, or from a last-level cache that holds
+  them.
+- Prefill multiplies: the products of quantized weights at the int8 rate (at that of float32 with
+  `--activations float32`), those of float weights and attention at that of float32, both measured
+  in the same run. Its roof is the sum of these times; the bytes that it reads once per chunk count
+  nothing, nor do norms, softmax and the quantization of activations. So 100 % is out of reach.
 """
 
 from __future__ import annotations
@@ -17,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from headrace import _native
-from headrace.backends.layout import BLOCK_LEN, KVLayout, make_layout
+from headrace.backends.layout import BLOCK_LEN, DEFAULT_KV_DTYPE, KVLayout, make_layout
 from headrace.bench.roof import Rate, Roof
 from headrace.bench.workload import Workload, workload_of
 from headrace.engine.base import ChoiceDelta, RequestFailed
@@ -184,12 +190,14 @@ class Model:
     layout: KVLayout
 
     @classmethod
-    def open(cls, path: Path) -> Model:
+    def open(cls, path: Path, kv_dtype: str = DEFAULT_KV_DTYPE) -> Model:
         """Read what the file says; raises ModelFormatError."""
         source = open_source(path)
         try:
             program = build_program(source.config, freq_factors(source))
-            layout = make_layout(program.kv_windows, program.num_kv_heads, program.head_dim)
+            layout = make_layout(
+                program.kv_windows, program.num_kv_heads, program.head_dim, kv_dtype
+            )
             kv_bytes = layout.region_block_bytes // BLOCK_LEN
             return cls(path, workload_of(program, source.tensors, kv_bytes), layout)
         finally:
@@ -222,9 +230,12 @@ def load(model: Model, plan: Plan, options: LoadOptions) -> LoadedEngine:
 class Limits:
     """The roof of each point, measured when it is asked for."""
 
-    def __init__(self, workload: Workload, threads: int | None) -> None:
+    def __init__(
+        self, workload: Workload, threads: int | None, *, float_activations: bool = False
+    ) -> None:
         room = _native.memory_info().available_bytes // 2
         self._workload = workload
+        self._float_activations = float_activations
         self._max_bytes = max(MIN_READ_BYTES, min(MAX_READ_BYTES, room))
         self._roof = Roof(threads=threads, max_bytes=self._max_bytes)
         self.isa, self.threads = self._roof.isa, self._roof.threads
@@ -239,10 +250,11 @@ class Limits:
     def prefill_s(self, length: int) -> float:
         """Seconds that a prompt must take at least."""
         work = self._workload
+        quantized = self.float if self._float_activations else self.integer
         integer = work.integer_ops * length
         floats = work.float_ops * length + work.attention_ops(length)
-        head = self.integer if work.has_integer_head else self.float
-        integer_s = integer / (self.integer.together * 1e9)
+        head = quantized if work.has_integer_head else self.float
+        integer_s = integer / (quantized.together * 1e9)
         return (
             integer_s + floats / (self.float.together * 1e9) + work.head_ops / (head.together * 1e9)
         )

@@ -7,16 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.accuracy import (
-    BackendSystem,
-    ReferenceSystem,
-    compare,
-    num_blocks,
-    windows_of,
-)
+from benchmarks.accuracy import BackendSystem, ReferenceSystem, compare, windows_of
 from benchmarks.text import made_text
 from headrace.backends.cpu import CpuBackend
 from headrace.backends.reference import EXACT, ReferenceBackend
+from headrace.bench.accuracy import num_blocks
 from headrace.engine.load import freq_factors
 from headrace.models.registry import build_program
 from headrace.models.views import with_logits

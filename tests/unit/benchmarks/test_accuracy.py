@@ -16,10 +16,7 @@ from benchmarks.accuracy import (
     BackendSystem,
     ReferenceSystem,
     Row,
-    chunk_plans,
     compare,
-    log_softmax,
-    num_blocks,
     summarize,
     verdicts,
     windows_of,
@@ -27,6 +24,7 @@ from benchmarks.accuracy import (
 )
 from benchmarks.text import GSM8K, HUMANEVAL, PASSAGES, benchmark_text, kind_of_text, made_text
 from headrace.backends.reference import EXACT, ReferenceBackend
+from headrace.bench.accuracy import chunk_plans, log_softmax, num_blocks
 from headrace.models.registry import build_program
 from headrace.models.views import with_logits
 from headrace.weights.base import DType

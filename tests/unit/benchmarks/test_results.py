@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.accuracy import chunk_plans, num_blocks
 from benchmarks.accuracy_report import Window, mean_kl, model_lines, top1_bound
 from benchmarks.machine import Contention, CpuClock, group_cpu_s, parse_stat
 from benchmarks.report import fill, run_section, sections, speed_table, targets_table
@@ -20,6 +19,7 @@ from benchmarks.roof import INTEGER, MEMORY, ModelCost
 from benchmarks.rows import Figure, Row, medians, read_figures, read_run, write_figures, write_run
 from benchmarks.runs import RUNS
 from headrace.backends.reference import ReferenceBackend
+from headrace.bench.accuracy import chunk_plans, num_blocks
 from headrace.weights.base import DType
 from headrace.weights.open import open_source
 from tests.support.make_model import make_gguf
@@ -165,7 +165,7 @@ def test_the_converted_folder_is_the_same_network(tmp_path: Path, family: str) -
     for path in (made.path, folder):
         source = open_source(path)
         backend = ReferenceBackend(source, num_blocks=num_blocks(source, 40))
-        (plan,) = chunk_plans(backend.layout, range(5, 45))
+        (plan,) = chunk_plans(backend.layout, range(5, 45), 40)
         logits.append(backend.logits(plan))
     assert np.abs(logits[0] - logits[1]).max() < 1e-4 * max(1.0, np.abs(logits[0]).max())
 

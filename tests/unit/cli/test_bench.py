@@ -69,6 +69,16 @@ def test_engine_says_how_much_memory_a_point_needs(cli: Cli, tiny_model: Path) -
     assert "Left out decode 2, context 60: " in result.stderr
 
 
+def test_engine_with_other_types_has_other_roofs(cli: Cli, tiny_model: Path) -> None:
+    words = ["bench", "engine", tiny_model, "--prompt-len", 8, "--batch", 1, "--context", 20]
+    words += ["--steps", 2, "--repeat", 1, "--kv-dtype", "int8", "--activations", "float32"]
+    result = cli(*words, "--accuracy", "--json")
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert (found["kv_dtype"], found["activations"]) == ("int8", "float32")
+    assert 0 <= found["accuracy"]["mean_kl"] < 0.1
+
+
 @pytest.fixture(scope="module")
 def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with serve_model(tiny_model, tmp_path_factory.mktemp("server") / "log") as running:

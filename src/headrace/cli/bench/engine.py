@@ -69,6 +69,7 @@ def engine(
     threads: options.Threads = None,
     activations: options.ActivationsOption = options.Activations.QUANTIZED,
     kv_cache_memory: options.KvCacheMemory = None,
+    kv_dtype: options.KvDtypeOption = options.KvDtype.FP16,
     accuracy: Accuracy = False,
     csv: Csv = None,
     json: options.Json = False,
@@ -76,8 +77,8 @@ def engine(
     """Measure a model's speed through the engine.
 
     The roof of decode is what the machine takes to read as many bytes as a step must: tensors as
-    the file stores them, keys and values. That of prefill is its multiply-adds at the rates of
-    `bench roof`. Python is the time of a step outside the native core.
+    the file stores them, keys and values in their --kv-dtype. That of prefill is its multiply-adds
+    at the rates of `bench roof`. Python is the time of a step outside the native core.
     """
     from headrace.bench.engine import Plan
     from headrace.engine.load import LoadOptions
@@ -91,11 +92,14 @@ def engine(
         repeat,
     )
     sizes = LoadOptions(
-        threads=threads, kv_cache_bytes=kv_cache_memory, activations=activations.value
+        threads=threads,
+        kv_cache_bytes=kv_cache_memory,
+        activations=activations.value,
+        kv_dtype=kv_dtype.value,
     )
     report = _run(model, plan, sizes, csv)
     if accuracy:
-        report["accuracy"] = _accuracy(model, threads, activations.value)
+        report["accuracy"] = _accuracy(model, sizes)
     if json:
         console.print_json(report)
     else:
@@ -111,11 +115,15 @@ def _run(model: str, plan: Plan, sizes: LoadOptions, csv: Path | None) -> dict[s
     with contextlib.ExitStack() as stack:
         raw = None if csv is None else stack.enter_context(csv.open("w", encoding="utf-8"))
         progress = stack.enter_context(console.ProgressLine(model))
-        found = Model.open(resolve(model, progress=progress))
+        found = Model.open(resolve(model, progress=progress), sizes.kv_dtype)
         console.say(f"Loading {model}.")
         loaded = load(found, plan, sizes)
         stack.callback(loaded.close)
-        limits = Limits(found.workload, sizes.threads)
+        limits = Limits(
+            found.workload,
+            sizes.threads,
+            float_activations=sizes.activations == options.Activations.FLOAT32,
+        )
         for figure, runs in _measure(EngineBench(loaded), limits, plan):
             if raw is not None:
                 raw.write("" if figures else CSV_HEAD)
@@ -126,6 +134,8 @@ def _run(model: str, plan: Plan, sizes: LoadOptions, csv: Path | None) -> dict[s
         "model": model,
         "isa": limits.isa,
         "threads": limits.threads,
+        "activations": sizes.activations,
+        "kv_dtype": sizes.kv_dtype,
         "weight_bytes_per_step": found.workload.weight_bytes,
         "roof": [asdict(rate) for rate in limits.rates],
         "figures": figures,
@@ -157,12 +167,19 @@ def _fits(bench: EngineBench, name: str, batch: int, length: int) -> bool:
     return reason is None
 
 
-def _accuracy(model: str, threads: int | None, activations: str) -> dict[str, float]:
+def _accuracy(model: str, sizes: LoadOptions) -> dict[str, float]:
     from headrace.bench.accuracy import compare_with_reference
     from headrace.weights.resolve import resolve
 
     console.say("Comparing with the NumPy reference backend.")
-    return asdict(compare_with_reference(resolve(model), threads, activations))
+    return asdict(
+        compare_with_reference(
+            resolve(model),
+            sizes.threads,
+            activations=sizes.activations,
+            kv_dtype=sizes.kv_dtype,
+        )
+    )
 
 
 def _csv_lines(name: str, runs: list[Run]) -> Iterator[str]:
