@@ -85,7 +85,10 @@ TpotMs = Annotated[
 ]
 E2eMs = Annotated[float | None, Opt("--e2e-ms", "Objective: all within so long.", "MS", MS)]
 Csv = Annotated[Path | None, Opt("--csv", "Write a row for every request.", "FILE", Path)]
-Plot = Annotated[Path | None, Opt("--plot", "Draw it (needs matplotlib).", "FILE.png", Path)]
+Plot = Annotated[
+    Path | None,
+    Opt("--plot", "Draw it (needs the extra: pip install 'headrace[bench]').", "FILE.png", Path),
+]
 
 
 def serve(
