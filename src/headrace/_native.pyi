@@ -67,7 +67,28 @@ class KernelBench:
     """Seconds of the best of `repeat` runs."""
 
     def __init__(self, pool: ThreadPool, isa: str) -> None: ...
-    def gemm(self, dtype: int, n: int, k: int, rows: int, repeat: int) -> float: ...
+    def gemm(
+        self,
+        dtype: int,
+        n: int,
+        k: int,
+        rows: int,
+        repeat: int,
+        *,
+        float_activations: bool = False,
+    ) -> float: ...
+    def attention(
+        self,
+        *,
+        kv_type: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        layers: int,
+        context: int,
+        rows: int,
+        repeat: int,
+    ) -> float: ...
     def pack(self, dtype: int, n: int, k: int, repeat: int) -> float: ...
     def rows(self, kernel: str, rows: int, dim: int, repeat: int) -> float: ...
 

@@ -172,5 +172,13 @@ def test_kernels_prints_every_one(cli: Cli) -> None:
     assert result.returncode == 0, result.stderr
     rates = json.loads(result.stdout)["rates"]
     names = [rate["name"] for rate in rates]
-    assert {"Q4_1, 1 row", "Q4_1, 512 rows", "pack Q8_0", "rmsnorm"} <= set(names)
+    assert {
+        "Q4_1, 1 row",
+        "Q4_1, 512 rows",
+        "Q4_K x float32, 4 rows",
+        "pack Q8_0",
+        "rmsnorm",
+        "attention, decode at 8000, int8",
+        "attention, prompt of 512, fp16",
+    } <= set(names)
     assert all(rate["value"] > 0 and rate["roof"] > 0 for rate in rates)

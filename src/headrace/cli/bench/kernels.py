@@ -21,8 +21,8 @@ def kernels(
 ) -> None:
     """Measure single kernels beside what the machine can do.
 
-    Products at one row, packing and row work by the bytes they move; products at more rows by
-    their multiply-adds.
+    Products at one row, attention of a decoded token, packing and row work by the bytes they move;
+    products at more rows and attention of a prompt by their multiply-adds.
     """
     from headrace.bench.kernels import KernelRates
 
