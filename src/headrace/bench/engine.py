@@ -238,7 +238,7 @@ class Limits:
         self._float_activations = float_activations
         self._max_bytes = max(MIN_READ_BYTES, min(MAX_READ_BYTES, room))
         self._roof = Roof(threads=threads, max_bytes=self._max_bytes)
-        self.isa, self.threads = self._roof.isa, self._roof.threads
+        self.isa, self.threads = self._roof.isa, threads or _native.default_threads()
         self.memory = self._roof.read(self._max_bytes, ROOF_REPEAT)
         self.integer = self._roof.compute("int8", COMPUTE_REPEAT)
         self.float = self._roof.compute("fma", COMPUTE_REPEAT)

@@ -58,9 +58,9 @@ class KernelRates:
 
     def __init__(self, *, threads: int | None, isa: str | None, repeat: int) -> None:
         self._roof = Roof(threads=threads, isa=isa, max_bytes=MAX_READ_BYTES)
-        self._bench = _native.KernelBench(_native.ThreadPool(self._roof.threads), self._roof.isa)
         self._repeat = repeat
-        self.isa, self.threads = self._roof.isa, self._roof.threads
+        self.isa, self.threads = self._roof.isa, threads or _native.default_threads()
+        self._bench = _native.KernelBench(_native.ThreadPool(self.threads), self.isa)
 
     def rates(self) -> Iterator[KernelRate]:
         """Every kernel."""

@@ -6,6 +6,7 @@ cache, in which a small model may live. Both are roofs, of different models.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,8 +41,8 @@ class Rate:
 class Roof:
     """Probes with a pool of threads of their own, and memory up to `max_bytes`.
 
-    Raises ResourceError for a table, a number of threads or an amount of memory that the machine
-    lacks.
+    At most a thread for each processor, `threads` of them: more wait for each other, and find no
+    more. Raises ResourceError for a table or an amount of memory that the machine lacks.
     """
 
     def __init__(
@@ -55,7 +56,8 @@ class Roof:
             )
         self.isa = chosen_isa(isa)
         try:
-            self._pool = _native.ThreadPool(threads or _native.default_threads())
+            processors = len(os.sched_getaffinity(0))
+            self._pool = _native.ThreadPool(min(threads or _native.default_threads(), processors))
             self._probe = _native.RoofProbe(self._pool, isa=self.isa, max_bytes=max_bytes)
         except (ValueError, RuntimeError) as error:
             raise ResourceError(f"{error}.") from error

@@ -33,8 +33,8 @@ def roof(
 ) -> None:
     """Measure what the machine can do: memory, multiply-adds.
 
-    Each thread alone while the others sleep, then all at once. What a working set smaller than the
-    last-level cache measures is that cache.
+    Each thread alone while the others sleep, then all at once; no more threads than there are
+    processors. What a working set smaller than the last-level cache measures is that cache.
     """
     from headrace.bench.roof import WORKING_SETS, Roof
 
