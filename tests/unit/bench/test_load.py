@@ -243,9 +243,17 @@ def test_a_first_request_that_fails_ends_it() -> None:
     body = b'{"error": {"message": "no such model."}}'
     with (
         ScriptedServer(lambda _, __: [http(body, "404 Not Found")]) as server,
-        pytest.raises(HeadraceError, match=r"HTTP 404, no such model; is it the right --model\?"),
+        pytest.raises(HeadraceError, match=r"HTTP 404, no such model; is it the right --model\?$"),
     ):
         load(server, [Shape(0.0, 5, 3)], model="other")
+
+
+def test_a_refusal_that_says_nothing_is_one_sentence() -> None:
+    with (
+        ScriptedServer(lambda _, __: [http(b"", "302 Found")]) as server,
+        pytest.raises(HeadraceError, match=r"^The first request failed: HTTP 302\.$"),
+    ):
+        load(server, [Shape(0.0, 5, 3)])
 
 
 def test_no_server_is_one_sentence() -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.bench.load import traces
 from headrace.bench.load.lengths import Lengths
 from headrace.bench.load.shapes import Shape, cut, made_shapes, poisson, spread
 from headrace.bench.load.traces import read_trace
@@ -86,6 +87,17 @@ def test_a_bad_line_is_named(file: Path, content: bytes, message: str) -> None:
     file.write_bytes(content)
     with pytest.raises(HeadraceError, match=message):
         read_trace(file)
+
+
+def test_a_few_bytes_that_unpack_to_lines_without_end_are_refused(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(traces, "MAX_LINES", 1000)
+    for content in (b"\n" * (1 << 20), MOONCAKE * 1000):
+        file.write_bytes(gzip.compress(content))
+        with pytest.raises(HeadraceError, match="longer than 1000 lines; --limit takes the first"):
+            read_trace(file)
+    assert len(read_trace(file, 1000)) == 1000
 
 
 @given(

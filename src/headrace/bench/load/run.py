@@ -148,10 +148,9 @@ async def _words_per_token(client: Client, plan: LoadPlan, model: str) -> float:
     start_s = time.monotonic()
     await client.complete(path_of(plan), completion_body(plan, model, text, 2), probe, start_s)
     if probe.error:
-        hint = "; is it the right --model?" if probe.error == "HTTP 404" else ""
-        raise HeadraceError(
-            f"The first request failed: {probe.error}, {probe.message.rstrip('.')}{hint}."
-        )
+        parts = [probe.error, probe.message.rstrip(".")]
+        hint = "; is it the right --model?" if probe.error == "HTTP 404" else "."
+        raise HeadraceError(f"The first request failed: {', '.join(filter(None, parts))}{hint}")
     return PROBE_WORDS / probe.prompt_tokens if probe.prompt_tokens else 1.0
 
 

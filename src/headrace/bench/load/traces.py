@@ -23,6 +23,7 @@ from headrace.bench.load.shapes import BLOCK_LEN, MAX_LEN, Shape, spread
 from headrace.errors import HeadraceError
 
 MAX_LINE_BYTES = 4 << 20
+MAX_LINES = 10_000_000  # a few compressed megabytes may hold more than memory
 GZIP_MAGIC = b"\x1f\x8b"
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
@@ -86,6 +87,8 @@ def _lines(stream: BinaryIO, name: str) -> Iterator[tuple[int, str]]:
     number = 0
     while line := stream.readline(MAX_LINE_BYTES + 1):
         number += 1
+        if number > MAX_LINES:
+            raise HeadraceError(f"{name}: longer than {MAX_LINES} lines; --limit takes the first.")
         if len(line) > MAX_LINE_BYTES:
             raise HeadraceError(f"{name} line {number}: longer than {MAX_LINE_BYTES >> 20} MiB.")
         try:
