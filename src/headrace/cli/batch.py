@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from headrace.cli import options
 from headrace.cli.console import say
-from headrace.cli.params import Arg, Opt
+from headrace.cli.params import Arg, Opt, utf8
 from headrace.errors import HeadraceError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def batch(
     out_file: Annotated[Path, Arg("OUT.jsonl", "Answers are appended here, as they end.", Path)],
     model: Annotated[
         str | None,
-        Opt("--model", "Use this model for every line, whatever its body names.", "MODEL"),
+        Opt("--model", "Use this model for every line, whatever its body names.", "MODEL", utf8),
     ] = None,
     max_num_seqs: options.MaxNumSeqs = 64,
     threads: options.Threads = None,

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
+MAX_SIZE = (1 << 63) - 1
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 # Text of one value -> the value. Raises ValueError with a message for a person.
@@ -171,6 +172,15 @@ def _range(least: float, most: float | None) -> str:
     return f"{least} or more" if most is None else f"from {least} to {most}"
 
 
+def utf8(text: str) -> str:
+    """Text that a client can send and a server can answer: no bytes that are no UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{text!r} is no UTF-8 text.") from None
+    return text
+
+
 def choice(kind: type[StrEnum]) -> Parser:
     """One of the members of an enumeration, by its value."""
 
@@ -189,7 +199,10 @@ def size(text: str) -> int:
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:I?B)?\s*", text.upper())
     if found is None:
         raise ValueError(f"{text!r} is no size; write 512M, 2G or a number of bytes.")
-    num_bytes = int(float(found[1]) * _UNITS[found[2]])
+    amount = float(found[1]) * _UNITS[found[2]]
+    if amount > MAX_SIZE:
+        raise ValueError(f"{text!r} is more than any machine has.")
+    num_bytes = int(amount)
     if num_bytes <= 0:
         raise ValueError(f"{text!r} is no size above zero.")
     return num_bytes

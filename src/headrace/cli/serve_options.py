@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated
 
-from headrace.cli.params import Arg, Opt, choice, integer, number, size
+from headrace.cli.params import Arg, Opt, choice, integer, number, size, utf8
 
 
 class LogLevel(StrEnum):
@@ -50,12 +50,18 @@ ApiKey = Annotated[
         "--api-key",
         "Key that clients must send; the variable keeps it out of the process list.",
         "KEY",
+        utf8,
         envvar="HEADRACE_API_KEY",
     ),
 ]
 ServedModelName = Annotated[
     list[str] | None,
-    Opt("--served-model-name", "Id of the first model in the API; repeat it for aliases.", "NAME"),
+    Opt(
+        "--served-model-name",
+        "Id of the first model in the API; repeat it for aliases.",
+        "NAME",
+        utf8,
+    ),
 ]
 MemoryLimit = Annotated[
     int | None,
@@ -77,7 +83,7 @@ PackingOption = Annotated[
 ]
 CorsOrigin = Annotated[
     list[str] | None,
-    Opt("--cors-origin", "Web origin that may call; may be repeated.", "ORIGIN"),
+    Opt("--cors-origin", "Web origin that may call; may be repeated.", "ORIGIN", utf8),
 ]
 LogLevelOption = Annotated[
     LogLevel,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -12,7 +15,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from headrace.cli.app import register
-from headrace.cli.params import Arg, Opt, choice, integer, number, parse, size
+from headrace.cli.params import Arg, Opt, choice, integer, number, parse, size, utf8
 
 
 class Colour(StrEnum):
@@ -145,3 +148,34 @@ def test_size(text: str, num_bytes: int) -> None:
 def test_size_refuses(text: str) -> None:
     with pytest.raises(ValueError, match=r"is no size"):
         size(text)
+
+
+@pytest.mark.parametrize("text", ["9" * 400, "9" * 400 + "T", str(1 << 64), "8388608T"])
+def test_size_refuses_what_no_machine_has(text: str) -> None:
+    with pytest.raises(ValueError, match="is more than any machine has"):
+        size(text)
+
+
+def test_bytes_that_are_no_text_are_refused() -> None:
+    """The system hands them over as lone surrogates, which nothing can send on."""
+    assert utf8("Grüße 水") == "Grüße 水"
+    with pytest.raises(ValueError, match=r"'x\\udcff' is no UTF-8 text\."):
+        utf8(os.fsdecode(b"x\xff"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["serve", "m.gguf", "--api-key"],
+        ["serve", "m.gguf", "--cors-origin"],
+        ["serve", "m.gguf", "--served-model-name"],
+        ["bench", "serve", "http://127.0.0.1:1", "--model"],
+        ["batch", "in.jsonl", "out.jsonl", "--model"],
+    ],
+)
+def test_names_and_keys_that_are_no_text_are_wrong_usage(words: list[str]) -> None:
+    command = [sys.executable, "-m", "headrace.cli", *words, os.fsdecode(b"\xff")]
+    result = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    assert result.returncode == 2, result.stderr
+    assert b"is no UTF-8 text" in result.stderr
+    assert b"Traceback" not in result.stderr

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from headrace.bench.load.lengths import Lengths
 from headrace.cli import console, options
-from headrace.cli.params import Arg, Opt, choice, integer, number
+from headrace.cli.params import Arg, Opt, choice, integer, number, utf8
 from headrace.cli.serve_options import ApiKey
 
 if TYPE_CHECKING:
@@ -71,7 +71,9 @@ Requests = Annotated[
     Opt("--requests", f"Made requests. Default: {DEFAULT_REQUESTS}.", "N", integer(1, 10_000_000)),
 ]
 Seed = Annotated[int, Opt("--seed", "Same seed, same load.", "N", options.ANY_INTEGER)]
-Model = Annotated[str | None, Opt("--model", "Model to ask. Default: the server's first.", "NAME")]
+Model = Annotated[
+    str | None, Opt("--model", "Model to ask. Default: the server's first.", "NAME", utf8)
+]
 Chat = Annotated[bool, Opt("--chat", "Ask for chat completions.")]
 StopEarly = Annotated[
     bool, Opt("--stop-early", "Let the model end its answers (ignore_eos is not sent).")
