@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,8 @@ from headrace.text.base import Tokenizer
 from headrace.text.tokenizer import load_tokenizer
 from headrace.weights.base import WeightSource
 from headrace.weights.open import open_source
+
+logger = logging.getLogger("headrace.engine")
 
 MAX_DEFAULT_KV_BYTES = 2 << 30
 # Kept free beside weights and KV for the interpreter, scratch memory and the tokenizer.
@@ -122,11 +125,13 @@ def _load_backend(source: WeightSource, options: LoadOptions) -> CpuBackend:
     )
 
 
-def _map_lease(fd: int) -> _native.ComputeLease:
+def _map_lease(fd: int) -> _native.ComputeLease | None:
+    """None for a file that others have spoiled: serving without turns beats not serving."""
     try:
         return _native.ComputeLease(fd)
     except ValueError as error:
-        raise ResourceError(f"Other workers cannot be given their turn: {error}.") from error
+        logger.warning("other workers are not given their turn: %s", error)
+        return None
     finally:
         os.close(fd)
 

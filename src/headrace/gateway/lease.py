@@ -14,6 +14,7 @@ import hashlib
 import logging
 import os
 import stat
+import time
 from pathlib import Path
 
 from headrace import _native
@@ -23,6 +24,8 @@ logger = logging.getLogger("headrace.gateway")
 # Memory, not a disk; gone after a restart of the machine.
 SHARED_MEMORY = Path("/dev/shm")
 _FORMAT = 1
+# Others hold the file's lock for as long as it takes to look at a page, unless they are stopped.
+LOCK_PATIENCE_S = 2.0
 
 
 def needs_lease(threads: int | None) -> bool:
@@ -87,7 +90,7 @@ def _require_private(found: os.stat_result, path: str) -> None:
 
 def _format_if_new(fd: int) -> None:
     """Servers that start at the same time do this one after the other."""
-    fcntl.flock(fd, fcntl.LOCK_EX)
+    _lock(fd)
     try:
         try:
             _native.ComputeLease(fd)
@@ -95,3 +98,15 @@ def _format_if_new(fd: int) -> None:
             _native.ComputeLease.format(fd)
     finally:
         fcntl.flock(fd, fcntl.LOCK_UN)
+
+
+def _lock(fd: int) -> None:
+    """Raises OSError when another process does not let go of the file."""
+    end_s = time.monotonic() + LOCK_PATIENCE_S
+    while True:
+        try:
+            return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > end_s:
+                raise OSError(f"another process keeps {file_name()} locked") from None
+        time.sleep(0.01)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from headrace import _native
+from headrace.gateway import lease
 from headrace.gateway.lease import file_name, needs_lease, open_lease
 
 THREADS = _native.default_threads()
@@ -137,6 +139,21 @@ def test_what_is_not_ours_alone_is_left_alone(
     assert "compute is not shared with other servers" in caplog.text
     victim = tmp_path / "victim"
     assert not victim.exists() or victim.read_bytes() == b"precious"
+
+
+def test_a_file_that_another_keeps_locked_is_not_waited_for(
+    tmp_path: Path,
+    opened: list[int],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lease, "LOCK_PATIENCE_S", 0.05)
+    first = lease_at(tmp_path, opened)
+    with file_of(tmp_path).open("rb") as holder:
+        fcntl.flock(holder, fcntl.LOCK_EX)
+        assert not same(first, lease_at(tmp_path, opened))
+    assert "another process keeps" in caplog.text
+    assert same(first, lease_at(tmp_path, opened))
 
 
 def test_without_a_place_to_meet(tmp_path: Path, opened: list[int]) -> None:
