@@ -17,6 +17,7 @@ from headrace.backends.layout import (
 )
 from headrace.backends.lower import lower
 from headrace.backends.packing import PackedTensor, pack_weights
+from headrace.backends.threads import make_pool
 from headrace.errors import ModelFormatError, ResourceError
 from headrace.models.program import Program
 from headrace.weights.base import WeightSource
@@ -79,8 +80,8 @@ class CpuBackend:
         Raises ModelFormatError for weights that do not fit the Program, ResourceError for what the
         machine lacks.
         """
+        pool = make_pool(threads, lease)
         try:
-            pool = _native.ThreadPool(threads or _native.default_threads(), lease)
             isa = _chosen_isa(isa)
         except ValueError as error:
             raise ResourceError(f"{error}.") from error

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from headrace import _native
 from headrace.backends.layout import BLOCK_LEN, KV_DTYPES, make_layout
+from headrace.backends.threads import make_pool
 from headrace.bench.roof import Rate, Roof
 from headrace.weights.base import BLOCK_SIZES, DType
 
@@ -59,8 +60,9 @@ class KernelRates:
     def __init__(self, *, threads: int | None, isa: str | None, repeat: int) -> None:
         self._roof = Roof(threads=threads, isa=isa, max_bytes=MAX_READ_BYTES)
         self._repeat = repeat
-        self.isa, self.threads = self._roof.isa, threads or _native.default_threads()
-        self._bench = _native.KernelBench(_native.ThreadPool(self.threads), self.isa)
+        pool = make_pool(threads)
+        self.isa, self.threads = self._roof.isa, pool.num_threads
+        self._bench = _native.KernelBench(pool, self.isa)
 
     def rates(self) -> Iterator[KernelRate]:
         """Every kernel."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace import _native
+from headrace.backends.threads import make_pool
 from headrace.errors import ResourceError
 
 MIB = 1 << 20
@@ -57,7 +58,7 @@ class Roof:
         self.isa = chosen_isa(isa)
         try:
             processors = len(os.sched_getaffinity(0))
-            self._pool = _native.ThreadPool(min(threads or _native.default_threads(), processors))
+            self._pool = make_pool(min(threads or _native.default_threads(), processors))
             self._probe = _native.RoofProbe(self._pool, isa=self.isa, max_bytes=max_bytes)
         except (ValueError, RuntimeError) as error:
             raise ResourceError(f"{error}.") from error

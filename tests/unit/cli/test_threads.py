@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -47,6 +48,26 @@ def test_more_threads_than_processors(cli: Cli, tiny_model: Path, expected: str)
     for threads in (2 * (os.cpu_count() or 1), 1000):
         result = cli("run", tiny_model, "hello", *FLAGS, "--threads", threads)
         assert (result.returncode, result.stdout, result.stderr) == (0, expected, "")
+
+
+@pytest.mark.parametrize("words", [["run", "MODEL", "hello"], ["bench", "kernels"]])
+def test_threads_that_the_system_refuses(
+    tiny_model: Path, tmp_path: Path, words: list[str]
+) -> None:
+    """Their stacks are larger than the process may be."""
+    words = [str(tiny_model) if word == "MODEL" else word for word in words]
+    result = subprocess.run(
+        [sys.executable, "-m", "headrace.cli", *words, "--threads", "1000"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=environment(tmp_path),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30)),
+    )
+    assert (result.returncode, result.stdout) == (1, "")
+    assert "headrace: 1000 threads cannot be started (" in result.stderr
+    assert result.stderr.endswith("; use fewer: --threads.\n")
 
 
 @pytest.mark.parametrize("threads", [0, -1, 1025, 100_000, 10**30])
