@@ -26,6 +26,7 @@ def batch(
     threads: options.Threads = None,
     kv_cache_memory: options.KvCacheMemory = None,
     max_model_len: options.MaxModelLen = None,
+    activations: options.ActivationsOption = options.Activations.QUANTIZED,
     kv_dtype: options.KvDtypeOption = options.KvDtype.FP16,
 ) -> None:
     """Answer the requests of a file; run again to resume.
@@ -54,6 +55,7 @@ def batch(
         kv_cache_memory=kv_cache_memory,
         max_model_len=max_model_len,
         kv_dtype=kv_dtype.value,
+        activations=activations.value,
         log_level="error",
         ui=False,
     )

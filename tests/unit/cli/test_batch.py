@@ -230,6 +230,20 @@ def test_the_verb_answers_resumes_and_agrees_with_itself(
     assert "All 7 requests are answered" in cli("batch", in_path, out_path, *words).stderr
 
 
+def test_the_verb_says_what_weights_are_multiplied_by(
+    cli: Cli, tiny_model: Path, tmp_path: Path
+) -> None:
+    """The fingerprint of an answer tells the arithmetic."""
+    source = write(tmp_path / "in.jsonl", line("a", prompt="hello", max_tokens=1))
+    found = set()
+    for kind in ("quantized", "float32"):
+        out = tmp_path / f"{kind}.jsonl"
+        words = ("--model", tiny_model, "--kv-cache-memory", "16M", "--activations", kind)
+        assert cli("batch", source, out, *words).returncode == 0
+        found.add(answers(out)["a"]["body"]["system_fingerprint"])
+    assert len(found) == 2
+
+
 def test_an_interrupted_batch_is_silent_and_resumes(
     cli: Cli, tmp_path: Path, tiny_model: Path
 ) -> None:
