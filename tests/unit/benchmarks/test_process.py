@@ -90,6 +90,7 @@ def test_a_killed_driver_leaves_nothing_behind(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-c", driver]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout, done.stderr
     deadline = time.monotonic() + 10
     while Path(f"/proc/{int(done.stdout)}").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
