@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import machine, report, start
+from benchmarks.arguments import count, folder
 from benchmarks.lineup import RIVALS, Lineup
 from benchmarks.process import MAX_ATTEMPTS
 from benchmarks.rivals import llama_cpp
@@ -41,7 +42,6 @@ def main() -> None:
     unknown = [number for number in args.runs if number not in RUNS]
     if unknown:
         raise SystemExit(f"There is no run {unknown[0]!r}; --list shows them.")
-    args.results.mkdir(parents=True, exist_ok=True)
     for number in args.runs or RUNS:
         say(f"run {number} {RUNS[number].name}")
         make(RUNS[number], args)
@@ -55,12 +55,12 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("runs", nargs="*", metavar="NUMBER", help="runs, or 'report'")
     parser.add_argument("--list", action="store_true")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=machine.usable_cores())
+    parser.add_argument("--rounds", type=count, default=5)
+    parser.add_argument("--threads", type=count, default=machine.usable_cores())
     parser.add_argument("--rivals", type=Path, default=default_folder())
     parser.add_argument("--only", action="append", default=[], choices=RIVALS, help="a rival")
     parser.add_argument("--models", type=Path, default=models_folder())
-    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--results", type=folder, default=RESULTS)
     parser.add_argument("--busy", action="store_true", help="measure although others are busy")
     return parser.parse_args()
 

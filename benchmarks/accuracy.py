@@ -28,6 +28,7 @@ from typing import IO, Any, Protocol
 import numpy as np
 
 from benchmarks.accuracy_report import Window, mean_kl, top1_bound
+from benchmarks.arguments import count
 from benchmarks.lineup import OURS
 from benchmarks.targets import MAX_KL_RATIO, MIN_TOP1_POINTS
 from benchmarks.text import benchmark_text, kind_of_text
@@ -251,7 +252,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--tokens", type=int, default=16384)
     parser.add_argument("--window", type=int, default=512)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=count, default=2)
     parser.add_argument("--rival-python", default=os.environ.get("HEADRACE_RIVAL_PYTHON"))
     parser.add_argument("--text", choices=["maths", "code", "prose"], help="default: by the model")
     parser.add_argument(

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
+from benchmarks.arguments import count
 from benchmarks.rows import Figure, write_figures
 from headrace import LLM, SamplingParams
 
@@ -132,7 +133,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--port", type=int, default=8765)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=count, default=3)
     parser.add_argument("--out", type=Path, default=None)
     args = parser.parse_args()
     prompts = make_prompts(args.streams, 64)

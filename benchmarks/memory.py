@@ -18,6 +18,7 @@ import time
 import urllib.request
 from pathlib import Path
 
+from benchmarks.arguments import count
 from benchmarks.http_streams import wait_until_ready
 from benchmarks.rows import Figure, write_figures
 
@@ -93,7 +94,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("--port", type=int, default=8766)
-    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--rounds", type=count, default=1)
     parser.add_argument("--out", type=Path, default=None)
     args = parser.parse_args()
     bound = 1.1 * (args.model.stat().st_size + POOL_BYTES) + 150e6

@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.arguments import count
 from benchmarks.rows import Figure, write_figures
 from headrace.engine.engine import Engine
 from headrace.engine.load import LoadedEngine, LoadOptions, load_engine
@@ -78,8 +79,8 @@ def figures_of(number: int, sequences: int, outside_s: Sequence[float]) -> list[
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path)
-    parser.add_argument("--threads", type=int, default=None)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=count, default=None)
+    parser.add_argument("--rounds", type=count, default=3)
     parser.add_argument("--out", type=Path, default=None)
     args = parser.parse_args()
     loaded = load_engine(args.model, LoadOptions(threads=args.threads, kv_cache_bytes=256 << 20))

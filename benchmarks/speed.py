@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import machine
+from benchmarks.arguments import count
 from benchmarks.lineup import OURS, Lineup
 from benchmarks.process import MAX_ATTEMPTS, System, UnavailableError
 from benchmarks.rivals.environment import default_folder
@@ -171,8 +172,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--rivals", type=Path, default=default_folder())
     parser.add_argument("--only", action="append", default=[], help="a rival; may be repeated")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=count, default=2)
+    parser.add_argument("--rounds", type=count, default=5)
     parser.add_argument("--points", default="", help="comma-separated")
     parser.add_argument("--busy", action="store_true", help="measure although others are busy")
     parser.add_argument("--out", type=Path, default=None)

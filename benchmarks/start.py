@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import machine
+from benchmarks.arguments import count
 from benchmarks.lineup import Lineup
 from benchmarks.process import System, UnavailableError
 from benchmarks.rivals.environment import default_folder
@@ -55,8 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--rivals", type=Path, default=default_folder())
     parser.add_argument("--only", action="append", default=[], help="a rival; may be repeated")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=count, default=2)
+    parser.add_argument("--rounds", type=count, default=3)
     parser.add_argument("--busy", action="store_true", help="measure although others are busy")
     parser.add_argument("--out", type=Path, default=None)
     args = parser.parse_args(arguments)
