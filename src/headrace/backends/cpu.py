@@ -89,7 +89,7 @@ class CpuBackend:
             raise ResourceError(
                 f"A step of {max_step_rows} tokens is asked for; it may have 1 to {_MAX_STEP_ROWS}."
             )
-        if kv_dtype not in KV_DTYPES:
+        if kv_dtype not in list(KV_DTYPES):
             known = ", ".join(KV_DTYPES)
             raise ResourceError(f"{kv_dtype!r} is no type of keys and values; use one of {known}.")
         layout = make_layout(program.kv_windows, program.num_kv_heads, program.head_dim, kv_dtype)

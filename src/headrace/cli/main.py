@@ -21,6 +21,7 @@ UNBUILT = "The native module is not built; run `make build`."
 
 def main() -> NoReturn:
     """Run the command line and exit."""
+    _open_streams()
     _write_any_text()
     try:
         try:
@@ -51,6 +52,14 @@ def main() -> NoReturn:
 
 def _debug() -> bool:
     return os.environ.get("HEADRACE_DEBUG") == "1"
+
+
+def _open_streams() -> None:
+    """Streams that the caller closed (`>&-`) are empty ones. Each takes the lowest descriptor that
+    is free, which is its own: else the first file or socket would, and be written to."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - for good
 
 
 def _write_any_text() -> None:

@@ -132,6 +132,24 @@ def test_a_full_disk_is_one_sentence(words: list[str], tmp_path: Path) -> None:
     assert result.stderr == "headrace: No space left on device.\n"
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(("verb", "status"), [("run", 0), ("version", 0), ("nonsense", 2)])
+def test_closed_streams_are_empty_ones(
+    closed: str, verb: str, status: int, tiny_model: Path, tmp_path: Path
+) -> None:
+    words = [str(tiny_model), "--max-tokens", "2"] if verb == "run" else []
+    result = subprocess.run(
+        ["sh", "-c", f'"$@" {closed}', "sh", sys.executable, "-m", "headrace.cli", verb, *words],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(tmp_path),
+    )
+    assert result.returncode == status, result.stderr
+    assert "Traceback" not in result.stderr
+
+
 @pytest.mark.parametrize(
     ("encoding", "written"),
     [("utf-8", "café-😀".encode()), ("latin-1", b"caf\xe9-?"), ("ascii", b"caf?-?")],
