@@ -100,6 +100,7 @@ void attend(Problem& p, const char* isa, int32_t step, int32_t heads, KVType typ
       item.split_end = (p.positions[static_cast<size_t>(row + item.num_rows - 1)]) / kSplitLen + 1;
       item.table = p.table.data();
       item.partial = -1;
+      item.shared = -1;
       kernels.attend_item(params, item, p.scratch.data());
     }
   }

@@ -50,10 +50,17 @@ void Model::run(Pool::Lease& lease, const AttendStage& stage, const StepPlan& pl
                           plan.positions.data(),
                           partials_.as<float>(),
                           attend.shared_rows.data()};
-  lease.parallel_for(static_cast<uint32_t>(attend.items.size()), [&](int thread, uint32_t index) {
-    const AttnItem& item = attend.items[index];
-    table_.attend_item(params, item, attend_scratch_.as<float>() + thread * attend_scratch_stride_);
-    if (item.partial < 0) quantize_heads(stage, item.row_begin, item.num_rows, item.kv_head);
+  const auto num_items = static_cast<int64_t>(attend.items.size());
+  const int64_t item_chunks = std::min(num_items, std::max(ceil_div(num_items, kItemsPerChunk),
+                                                           kItemsPerChunk * lease.num_threads()));
+  lease.parallel_for(static_cast<uint32_t>(item_chunks), [&](int thread, uint32_t chunk) {
+    float* scratch = attend_scratch_.as<float>() + thread * attend_scratch_stride_;
+    const int64_t end = (chunk + 1) * num_items / item_chunks;
+    for (int64_t i = chunk * num_items / item_chunks; i < end; ++i) {
+      const AttnItem& item = attend.items[static_cast<size_t>(i)];
+      table_.attend_item(params, item, scratch);
+      if (item.partial < 0) quantize_heads(stage, item.row_begin, item.num_rows, item.kv_head);
+    }
   });
   if (attend.merges.empty()) return;
   // Merges of the query heads of one row and KV head stand together.
