@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.lineup import Lineup
 from benchmarks.machine import group_cpu_s
-from benchmarks.process import Launch, System, UnavailableError
+from benchmarks.process import ROOT, Launch, System, UnavailableError
 from benchmarks.systems import protocol
 from tests.support.make_model import make_gguf
 
@@ -83,7 +83,8 @@ def test_a_killed_driver_leaves_nothing_behind(tmp_path: Path) -> None:
     driver = (
         "import os, signal, sys\n"
         "from benchmarks.process import Launch, System\n"
-        f"system = System(Launch('fake', [sys.executable, {str(script)!r}]))\n"
+        f"paths = {{'PYTHONPATH': {str(ROOT)!r}}}\n"
+        f"system = System(Launch('fake', [sys.executable, {str(script)!r}], paths))\n"
         "system.first_token_s()\n"
         "print(system.group, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
