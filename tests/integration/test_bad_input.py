@@ -98,6 +98,8 @@ ONE_ABOVE: list[tuple[str, Any, str]] = [
     ("logit_bias", {"1": 101}, "logit_bias"),
     ("logit_bias", {str(i): 0 for i in range(1025)}, "logit_bias"),
     ("prompt_logprobs", 21, "prompt_logprobs"),
+    ("prompt_logprobs_from", -1, "prompt_logprobs_from"),
+    ("prompt_logprobs_from", 1, "prompt_logprobs_from"),
     ("stream_options", {"include_usage": True}, "stream_options"),
     ("user", 5, "user"),
     ("service_tier", "flex", "service_tier"),

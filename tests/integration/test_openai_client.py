@@ -229,6 +229,19 @@ def test_prompt_logprobs_are_by_token_id(client: openai.OpenAI) -> None:
     ]
 
 
+def test_prompt_logprobs_may_begin_later(client: openai.OpenAI) -> None:
+    def found(**fields: int) -> list[list[dict[str, Any] | None]]:
+        body = {"prompt_logprobs": 1, **fields}
+        answer = client.completions.create(
+            model="fake", prompt=["abcd", "wxyz"], max_tokens=0, extra_body=body
+        )
+        return [choice.to_dict()["prompt_logprobs"] for choice in answer.choices]  # type: ignore[misc]  # an extension
+
+    whole = found()
+    for start in range(4):
+        assert found(prompt_logprobs_from=start) == [entries[start:] for entries in whole]
+
+
 def test_token_ids_on_request(client: openai.OpenAI) -> None:
     answer = client.completions.create(
         model="fake", prompt="ab", seed=5, max_tokens=99, extra_body={"return_token_ids": True}

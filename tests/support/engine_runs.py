@@ -35,6 +35,7 @@ class RequestRecord:
     """Everything a client can see of one request."""
 
     choices: dict[int, ChoiceRecord] = field(default_factory=dict)
+    prompt_start: int = 0  # position of the first of the prompt's logprobs
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     seeds: list[int] = field(default_factory=list)
     num_output: int = 0
@@ -56,7 +57,9 @@ class Recorder:
             if isinstance(event, ChoiceDelta):
                 self._take_delta(record, event)
             elif isinstance(event, PromptDelta):
-                assert event.start == len(record.prompt_logprobs)
+                if not record.prompt_logprobs:
+                    record.prompt_start = event.start
+                assert event.start == record.prompt_start + len(record.prompt_logprobs)
                 record.prompt_logprobs += event.entries
             elif isinstance(event, RequestFailed):
                 record.ended = record.failed = True

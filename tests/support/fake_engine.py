@@ -148,9 +148,11 @@ class FakeEngine:
         self._stats.prompt_tokens += rows
         num_top = request.params.prompt_logprobs
         if num_top is not None:
-            tokens = request.prompt[start : start + rows]
-            entries = [_logprob(t, num_top) if start + i else None for i, t in enumerate(tokens)]
-            events.append(PromptDelta(request.request_id, start, entries))
+            first = max(start, request.params.prompt_logprobs_from)
+            tokens = request.prompt[first : start + rows]
+            entries = [_logprob(t, num_top) if first + i else None for i, t in enumerate(tokens)]
+            if entries:
+                events.append(PromptDelta(request.request_id, first, entries))
 
     def _draw(self, request: _Request, choice: _Choice) -> ChoiceDelta:
         params = request.params

@@ -59,6 +59,7 @@ class FakeBackend:
         self.numerics_id = "fake"
         self.owners: Callable[[int], int] | None = None
         self.num_rows = 0
+        self.num_wanted = 0
         self._memory: list[list[tuple[int, int, int] | None]] = [
             [None] * BLOCK_LEN for _ in range(num_blocks)
         ]
@@ -78,6 +79,7 @@ class FakeBackend:
             for row in range(handle.seq_starts[seq], handle.seq_starts[seq + 1]):
                 values.append(self._run_row(handle, seq, row, writers))
         self.num_rows += len(values)
+        self.num_wanted += len(handle.wanted)
         return StepResult([self._sample(values[w.row], w) for w in handle.wanted])
 
     def hidden_states(self, plan: StepPlan, buffers: Sequence[str]) -> dict[str, list[list[float]]]:

@@ -44,7 +44,8 @@ class ChoiceDelta:
 
 @dataclass(slots=True)
 class PromptDelta:
-    """Prompt logprobs of positions start, start + 1, ...; position 0 is None."""
+    """Prompt logprobs of positions start, start + 1, ...; position 0 is None. The first delta of a
+    request starts at its `prompt_logprobs_from`."""
 
     request_id: str
     start: int

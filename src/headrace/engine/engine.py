@@ -102,6 +102,13 @@ class Engine:
                 param="prompt" if params.max_tokens is None else "max_tokens",
                 code="context_length_exceeded",
             )
+        if params.prompt_logprobs_from >= len(prompt_ids):
+            raise RequestError(
+                f"prompt_logprobs_from is {params.prompt_logprobs_from}, but the prompt has "
+                f"{len(prompt_ids)} tokens; positions count from 0.",
+                param="prompt_logprobs_from",
+                code="invalid_value",
+            )
         if params.n > self.config.max_num_seqs:
             raise RequestError(
                 f"n is {params.n}; this server runs at most {self.config.max_num_seqs} sequences.",
@@ -143,6 +150,7 @@ class Engine:
             stop_ids=stop_ids,
             prompt_spec=prompt_spec,
             arrived_s=self._clock(),
+            prompt_done=params.prompt_logprobs_from,
         )
 
     def _make_sequence(self, request: RequestState, choice: int) -> SequenceState:

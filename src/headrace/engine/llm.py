@@ -66,7 +66,10 @@ class Choice:
 
 @dataclass(slots=True)
 class Output:
-    """Result of one prompt; `text`, `token_ids` and the like are the first choice's."""
+    """Result of one prompt; `text`, `token_ids` and the like are the first choice's.
+
+    `prompt_logprobs` begin with position `prompt_logprobs_from`; position 0 is None.
+    """
 
     prompt_token_ids: list[int]
     choices: list[Choice]

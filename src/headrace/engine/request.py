@@ -52,8 +52,8 @@ class RequestState:
     """A request and its accounting. Times are seconds of the engine's clock.
 
     `max_len`: prompt + output never get longer. `prompt_spec`: for prompt logprobs, else None.
-    `prompt_done`: prompt positions whose logprobs were sent. `stop_ids`: ids that end a choice,
-    end-of-sequence ids among them unless ignored.
+    `prompt_done`: prompt positions whose logprobs were sent or are not wanted. `stop_ids`: ids that
+    end a choice, end-of-sequence ids among them unless ignored.
     """
 
     request_id: str

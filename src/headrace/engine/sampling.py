@@ -37,9 +37,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     `max_tokens` None: up to the context length. `seed` None: the engine draws one and reports it.
     `logprobs`: number of alternatives per output token (0: only the chosen one), None: none.
-    `prompt_logprobs`: the same for prompt tokens. `ignore_eos`: end-of-sequence tokens are
-    ordinary. `min_tokens`: such tokens (and stop ids) cannot be drawn before. `stop` strings never
-    appear in the text unless `include_stop_str_in_output`. `logit_bias`: token id -> [-100, 100].
+    `prompt_logprobs`: the same for prompt tokens, from position `prompt_logprobs_from` on (KV of
+    those before may come from a cache). `ignore_eos`: end-of-sequence tokens are ordinary.
+    `min_tokens`: such tokens (and stop ids) cannot be drawn before. `stop` strings never appear in
+    the text unless `include_stop_str_in_output`. `logit_bias`: token id -> [-100, 100].
     As in the API, `stop` may be one string, and the ids of `logit_bias` may be strings of digits.
     """
 
@@ -61,6 +62,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     logit_bias: dict[int, float] = {}
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    prompt_logprobs_from: int = 0
 
     def __post_init__(self) -> None:
         set_field = msgspec.structs.force_setattr
@@ -96,6 +98,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for name, value in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
             if value is not None:
                 _check_int(name, value, 0, MAX_TOP_LOGPROBS)
+        _check_int("prompt_logprobs_from", self.prompt_logprobs_from, 0, 1 << 30)
+        if self.prompt_logprobs_from and self.prompt_logprobs is None:
+            raise RequestError(
+                "prompt_logprobs_from says where prompt_logprobs begin; ask for those, too.",
+                param="prompt_logprobs_from",
+                code="invalid_value",
+            )
         self._validate_stops(vocab_size)
         self._validate_bias(vocab_size)
 

@@ -109,7 +109,8 @@ class Delta(_Frame, frozen=True):
 
 
 class PromptLogprobs(_Frame, frozen=True):
-    """Worker -> gateway: logprobs of prompt positions `start`..; position 0 has none (None)."""
+    """Worker -> gateway: logprobs of prompt positions `start`.., the first of them the request's
+    `prompt_logprobs_from`; position 0 has none (None)."""
 
     request_id: str
     start: int

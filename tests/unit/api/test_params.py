@@ -64,6 +64,7 @@ def test_every_field_arrives() -> None:
         "frequency_penalty": -0.2,
         "logit_bias": {3: 1.5},
         "prompt_logprobs": 2,
+        "prompt_logprobs_from": 1,
     }
     expected = SamplingParams(
         **{**fields, "stop_token_ids": (4, 5)}, seed=1, stop=("a", "b"), logprobs=3
@@ -107,6 +108,8 @@ def test_echo_with_logprobs_wants_those_of_the_prompt() -> None:
     params = completion_params(completion(echo=True, logprobs=2, prompt_logprobs=1))
     assert (params.logprobs, params.prompt_logprobs) == (2, 2)
     assert completion_params(completion(echo=True)).prompt_logprobs is None
+    with pytest.raises(RequestError, match="leave out prompt_logprobs_from"):
+        completion_params(completion(echo=True, logprobs=2, prompt_logprobs_from=1))
 
 
 def test_one_stop_string() -> None:

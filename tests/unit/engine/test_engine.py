@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -135,6 +136,51 @@ def test_prompt_logprobs_have_one_entry_per_prompt_token() -> None:
             )
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    prompt_len=st.integers(1, 70),
+    start=st.integers(0, 69),
+    chunk=st.sampled_from([1, 7, 16, 17, 32]),
+    max_tokens=st.sampled_from([0, 1, 4]),
+    windows=st.sampled_from(WINDOWS),
+)
+def test_prompt_logprobs_from_a_position_on_are_the_last_of_all(
+    prompt_len: int, start: int, chunk: int, max_tokens: int, windows: tuple[int, ...]
+) -> None:
+    prompt = [2 + i * 7 % 60 for i in range(prompt_len)]
+    params = SamplingParams(max_tokens=max_tokens, seed=1, prompt_logprobs=1)
+    whole = run_alone(prompt, params, windows)
+    part = msgspec.structs.replace(params, prompt_logprobs_from=start)
+    engine = fake_engine(64, windows, max_step_tokens=max(chunk, 8))
+    if start >= prompt_len:
+        with pytest.raises(RequestError, match="positions count from 0") as caught:
+            engine.add("r", prompt, part)
+        assert caught.value.param == "prompt_logprobs_from"
+        return
+    engine.add("r", prompt, part)
+    recorder = Recorder()
+    while engine.has_work():
+        recorder.take(engine.step())
+    record = recorder.requests["r"]
+    assert record.prompt_start == start
+    assert record.prompt_logprobs == whole.prompt_logprobs[start:]
+    assert record.choices == whole.choices
+
+
+def test_only_rows_whose_logprob_is_wanted_have_logits() -> None:
+    engine = fake_engine(64)
+    params = SamplingParams(max_tokens=0, prompt_logprobs=0, prompt_logprobs_from=38)
+    engine.add("r", [5] * 40, params)
+    while engine.has_work():
+        engine.step()
+    assert engine.backend.num_wanted == 2  # type: ignore[attr-defined]  # the fake counts
+
+
+def test_where_prompt_logprobs_begin_needs_prompt_logprobs() -> None:
+    with pytest.raises(RequestError, match="ask for those, too"):
+        fake_engine(8).add("r", [5, 6], SamplingParams(prompt_logprobs_from=1))
+
+
 def test_prompts_at_the_limit() -> None:
     engine = fake_engine(64, context_len=40)
     for length, fits in ((38, True), (39, True), (40, False), (41, False)):
@@ -183,6 +229,7 @@ def test_the_queue_is_bounded_and_says_when_to_return() -> None:
         ("top_k", -2),
         ("logprobs", 21),
         ("prompt_logprobs", 21),
+        ("prompt_logprobs_from", -1),
         ("presence_penalty", 2.5),
         ("frequency_penalty", float("inf")),
         ("repetition_penalty", 0.0),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from headrace.backends.base import StepPlan, WantedRow
@@ -89,4 +90,6 @@ def test_a_stop_string_cuts_the_text_where_it_begins(min_tokens: int) -> None:
 
 
 def test_prompt_logprobs_come_once_whatever_is_recomputed() -> None:
-    check_preempted(SamplingParams(max_tokens=60, seed=3, ignore_eos=True, prompt_logprobs=1))
+    params = SamplingParams(max_tokens=60, seed=3, ignore_eos=True, prompt_logprobs=1)
+    check_preempted(params)
+    check_preempted(msgspec.structs.replace(params, prompt_logprobs_from=17))

@@ -102,7 +102,9 @@ class _Whole:
         self._budget = EntryBudget()
         if job.params.prompt_logprobs is not None:
             # What is known before anything runs is refused before anything runs.
-            num_kept = sum(map(len, job.prompts)) * (1 + job.params.prompt_logprobs)
+            first = job.params.prompt_logprobs_from
+            num_tokens = sum(max(0, len(ids) - first) for ids in job.prompts)
+            num_kept = num_tokens * (1 + job.params.prompt_logprobs)
             EntryBudget().take(num_kept)
             if echo is not None:
                 # Choices share what is kept of the prompt, but each of them shows it.

@@ -93,6 +93,12 @@ def completion_params(request: CompletionRequest) -> SamplingParams:
     max_tokens = request.max_tokens
     prompt_logprobs = request.prompt_logprobs
     if request.echo and request.logprobs is not None:
+        if request.prompt_logprobs_from:
+            raise RequestError(
+                "echo with logprobs shows the whole prompt; leave out prompt_logprobs_from.",
+                param="prompt_logprobs_from",
+                code="invalid_value",
+            )
         prompt_logprobs = max(prompt_logprobs or 0, request.logprobs)
     return _params(
         request,
@@ -139,6 +145,7 @@ def _params(
     fields: dict[str, Any] = {
         "n": request.n,
         "min_tokens": request.min_tokens,
+        "prompt_logprobs_from": request.prompt_logprobs_from,
         "temperature": request.temperature,
         "top_p": request.top_p,
         "top_k": request.top_k,

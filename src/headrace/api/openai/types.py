@@ -57,6 +57,8 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=MAX_LOGIT_BIAS)] | None = None
     prompt_logprobs: NumLogprobs | None = None
+    # Extension: the list begins with this position, and what lies before it may be cached.
+    prompt_logprobs_from: TokenCount | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     # Extensions: token ids beside the text, and the seconds each phase took.
