@@ -6,6 +6,9 @@ Contract
 - `add` validates, queues, and raises RequestError / OverloadedError without side effects otherwise.
 - `step` plans, runs and commits one step and returns everything that became known. When
   `has_work()` is False, `step` must not be called.
+- `abandon(prefix, tails)` is a hint: nobody will go on with prefix + tail, for any of the tails.
+  What a cache holds of a tail beyond the prefix is then the first to be evicted, until somebody
+  uses it again. It changes no output, and what is not cached is ignored.
 - `abort(request_id)` frees all blocks of the request before the next step; unknown ids are ignored.
 - At idle (`has_work()` False) every block is back in the pool (law 3); `check()` asserts it.
 """
@@ -121,6 +124,8 @@ class EngineAPI(Protocol):
     def add(self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams) -> None: ...
 
     def abort(self, request_id: str) -> None: ...
+
+    def abandon(self, prefix: Sequence[int], tails: Sequence[Sequence[int]]) -> None: ...
 
     def has_work(self) -> bool: ...
 

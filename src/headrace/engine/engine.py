@@ -180,6 +180,9 @@ class Engine:
                 seq.status = Status.FINISHED
                 self._free(seq)
 
+    def abandon(self, prefix: Sequence[int], tails: Sequence[Sequence[int]]) -> None:
+        """Nothing is kept of requests that ended, so nothing could go any earlier."""
+
     def has_work(self) -> bool:
         return bool(self._running or self._waiting)
 

@@ -57,14 +57,36 @@ class SharedEngine:
                 return
             yield from unread
 
+    def poll(self, inbox: Inbox) -> list[Event]:
+        """The unread events of a call; steps the engine once when there are none.
+
+        Raises HeadraceError if the engine is closed.
+        """
+        with self._lock:
+            if not inbox.unread and inbox.open_ids:
+                self._step()
+            unread, inbox.unread = inbox.unread, []
+        return unread
+
+    def abort(self, inbox: Inbox, request_id: str) -> None:
+        """Abort one request of a call."""
+        with self._lock:
+            inbox.open_ids.discard(request_id)
+            self._inboxes.pop(request_id, None)
+            if self._engine is not None:
+                self._engine.abort(request_id)
+
     def drop(self, inbox: Inbox) -> None:
         """Abort what is left of a call."""
         with self._lock:
-            for request_id in inbox.open_ids:
-                self._inboxes.pop(request_id, None)
-                if self._engine is not None:
-                    self._engine.abort(request_id)
-            inbox.open_ids.clear()
+            for request_id in list(inbox.open_ids):
+                self.abort(inbox, request_id)
+
+    def abandon(self, prefix: Sequence[int], tails: Sequence[Sequence[int]]) -> None:
+        """See EngineAPI.abandon; nothing when the engine is closed."""
+        with self._lock:
+            if self._engine is not None:
+                self._engine.abandon(prefix, tails)
 
     def close(self) -> None:
         """No step runs any more when this returns; the engine may be freed."""

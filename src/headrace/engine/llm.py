@@ -5,104 +5,32 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from headrace.backends.layout import DEFAULT_KV_DTYPE
-from headrace.engine.base import (
-    ChoiceDelta,
-    EngineAPI,
-    PromptDelta,
-    RequestDone,
-    RequestFailed,
-    TokenLogprob,
-)
+from headrace.engine.base import ChoiceDelta, EngineAPI, RequestFailed
+from headrace.engine.driver import EngineDriver
 from headrace.engine.inbox import CLOSED, Inbox, SharedEngine
 from headrace.engine.load import LoadedEngine, LoadOptions, load_engine
+from headrace.engine.output import (
+    Choice,
+    Output,
+    StreamChunk,
+    Timings,
+    Usage,
+    collect,
+    empty_output,
+)
 from headrace.engine.sampling import SamplingParams
 from headrace.errors import HeadraceError, RequestError
 from headrace.text.base import ChatTemplate
 
+__all__ = ["LLM", "Choice", "Output", "Prompt", "StreamChunk", "Timings", "Usage"]
+
 Prompt = str | Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Token counts of one request, summed over its choices."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
-
-    @property
-    def total_tokens(self) -> int:
-        return self.prompt_tokens + self.completion_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Timings:
-    """Seconds a request waited, prefilled (to its first token) and decoded."""
-
-    queue_s: float
-    prefill_s: float
-    decode_s: float
-
-
-@dataclass(slots=True)
-class Choice:
-    """One completion. `logprobs` has one entry per token id when asked for. n = 1 with `seed`
-    gives the same text."""
-
-    index: int
-    seed: int = 0
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] | None = None
-    finish_reason: str = ""
-    stop_reason: str | int | None = None
-
-
-@dataclass(slots=True)
-class Output:
-    """Result of one prompt; `text`, `token_ids` and the like are the first choice's.
-
-    `prompt_logprobs` begin with position `prompt_logprobs_from`; position 0 is None.
-    """
-
-    prompt_token_ids: list[int]
-    choices: list[Choice]
-    prompt_logprobs: list[TokenLogprob | None] | None = None
-    usage: Usage = Usage(0, 0, 0)
-    timings: Timings = Timings(0.0, 0.0, 0.0)
-
-    @property
-    def text(self) -> str:
-        return self.choices[0].text
-
-    @property
-    def token_ids(self) -> list[int]:
-        return self.choices[0].token_ids
-
-    @property
-    def logprobs(self) -> list[TokenLogprob] | None:
-        return self.choices[0].logprobs
-
-    @property
-    def finish_reason(self) -> str:
-        return self.choices[0].finish_reason
-
-
-@dataclass(frozen=True, slots=True)
-class StreamChunk:
-    """News of one choice; the last chunk of a choice has a finish_reason."""
-
-    index: int
-    text: str
-    token_ids: list[int]
-    logprobs: list[TokenLogprob] | None
-    finish_reason: str | None
 
 
 class LLM:
@@ -155,6 +83,7 @@ class LLM:
         )
         self._loaded: LoadedEngine | None = load_engine(path, options)
         self._shared = SharedEngine(self._loaded.engine)
+        self._driver = EngineDriver(self._shared)
         self._template: ChatTemplate | None = None
         self._ids = itertools.count()
 
@@ -188,6 +117,7 @@ class LLM:
     def close(self) -> None:
         """Free weights, KV and threads; a second call does nothing."""
         self._shared.close()
+        self._driver.close()
         loaded, self._loaded = self._loaded, None
         if loaded is not None:
             loaded.close()
@@ -218,12 +148,26 @@ class LLM:
         try:
             for prompt, each in zip(prompt_list, params_list, strict=True):
                 request_id, ids = self._add(inbox, prompt, each)
-                outputs[request_id] = _empty_output(ids, each)
+                outputs[request_id] = empty_output(ids, each)
             for event in self._shared.events(inbox):
-                _collect(outputs, event)
+                collect(outputs[event.request_id], event)
         finally:
             self._shared.drop(inbox)
         return list(outputs.values())
+
+    def submit(self, prompt: Prompt, params: SamplingParams | None = None) -> Future[Output]:
+        """Queue one prompt and return at once; cancelling the future aborts its request.
+
+        A thread steps the engine for such requests while there are any. The future's `result`
+        raises what `generate` would raise.
+        """
+        (one_params,) = _as_params(params, 1)
+        request_id, ids = self._encode(prompt)
+        return self._driver.submit(request_id, ids, one_params)
+
+    def abandon(self, prefix: Sequence[int], tails: Sequence[Sequence[int]]) -> None:
+        """Say that nobody will go on with these token ids: see EngineAPI.abandon."""
+        self._driver.abandon(prefix, tails)
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None
@@ -273,11 +217,15 @@ class LLM:
         return self._open.tokenizer.encode(text, add_special=False)
 
     def _add(self, inbox: Inbox, prompt: Prompt, params: SamplingParams) -> tuple[str, list[int]]:
-        tokenizer = self._open.tokenizer
-        ids = tokenizer.encode(prompt) if isinstance(prompt, str) else _as_ids(prompt)
-        request_id = f"llm-{next(self._ids)}"
+        request_id, ids = self._encode(prompt)
         self._shared.add(inbox, request_id, ids, params)
         return request_id, ids
+
+    def _encode(self, prompt: Prompt) -> tuple[str, list[int]]:
+        """A new request's id and its prompt's token ids."""
+        tokenizer = self._open.tokenizer
+        ids = tokenizer.encode(prompt) if isinstance(prompt, str) else _as_ids(prompt)
+        return f"llm-{next(self._ids)}", ids
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -319,35 +267,3 @@ def _as_params(
     if len(each) != count:
         raise RequestError(f"{len(each)} sampling parameters were given for {count} prompts.")
     return each
-
-
-def _empty_output(ids: list[int], params: SamplingParams) -> Output:
-    choices = [
-        Choice(index, logprobs=None if params.logprobs is None else []) for index in range(params.n)
-    ]
-    return Output(ids, choices, None if params.prompt_logprobs is None else [])
-
-
-def _collect(outputs: dict[str, Output], event: object) -> None:
-    """Add one engine event to the outputs. Raises HeadraceError when a request failed."""
-    if isinstance(event, ChoiceDelta):
-        choice = outputs[event.request_id].choices[event.choice]
-        choice.text += event.text
-        choice.token_ids += event.token_ids
-        if choice.logprobs is not None and event.logprobs is not None:
-            choice.logprobs += event.logprobs
-        if event.finish_reason is not None:
-            choice.finish_reason = event.finish_reason
-            choice.stop_reason = event.stop_reason
-    elif isinstance(event, PromptDelta):
-        entries = outputs[event.request_id].prompt_logprobs
-        if entries is not None:
-            entries += event.entries
-    elif isinstance(event, RequestDone):
-        output = outputs[event.request_id]
-        output.usage = Usage(event.num_prompt, event.num_output, event.num_cached)
-        output.timings = Timings(event.queue_s, event.prefill_s, event.decode_s)
-        for choice, seed in zip(output.choices, event.seeds, strict=True):
-            choice.seed = seed
-    elif isinstance(event, RequestFailed):
-        raise HeadraceError(event.message)
