@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.support.http import Answer, post, request
+from tests.support.http import Answer, complete, post, request
 from tests.support.serving import Server
 
 TEXT = {"model": "fake", "prompt": "abc", "max_tokens": 1}
@@ -224,10 +224,23 @@ def test_prompts_at_the_limit(server: Server, extra: int) -> None:
         ("/detokenize", {}, "tokens"),
         ("/detokenize", {"tokens": [260]}, "tokens"),
         ("/detokenize", {"tokens": ["a"]}, "tokens.0"),
+        ("/v1/cache/abandon", {"prefix": [1]}, "tails"),
+        ("/v1/cache/abandon", {"prefix": [260], "tails": []}, "prefix"),
+        ("/v1/cache/abandon", {"prefix": [-1], "tails": []}, "prefix.0"),
+        ("/v1/cache/abandon", {"prefix": [], "tails": [[1], [260]]}, "tails.1"),
+        ("/v1/cache/abandon", {"prefix": [], "tails": [[]] * 1025}, "tails"),
     ],
 )
 def test_token_endpoints(server: Server, path: str, body: Any, param: str) -> None:
     assert refused(post(server, path, body))["param"] == param
+
+
+def test_a_hint_is_taken_and_changes_nothing(server: Server) -> None:
+    before = complete(server, "abc", seed=1).json["choices"]
+    body = {"model": "fake", "prefix": [97], "tails": [[98, 99], []]}
+    answer = post(server, "/v1/cache/abandon", body)
+    assert (answer.status, answer.json) == (200, {"status": "ok"})
+    assert complete(server, "abc", seed=1).json["choices"] == before
 
 
 def test_tokenize_and_back(server: Server) -> None:

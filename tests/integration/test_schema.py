@@ -77,7 +77,7 @@ def test_the_document_is_served(server: Server) -> None:
     served: Any = request(server, "GET", "/openapi.json").json
     assert served["openapi"].startswith("3.1")
     assert set(served["paths"]) == set(_DOCUMENT["paths"])
-    assert len(served["paths"]) == 11
+    assert len(served["paths"]) == 12
     schemas = served["components"]["schemas"]
     assert schemas["ChatRequest"]["properties"]["messages"]["maxItems"] == 10_000
     assert "security" not in served["paths"]["/v1/models"]["get"]

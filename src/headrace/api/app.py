@@ -10,13 +10,14 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from headrace.api import models, openapi, probes, tokens, ui
+from headrace.api import cache, models, openapi, probes, tokens, ui
 from headrace.api.exchange import Exchange
 from headrace.api.guard import Guard
 from headrace.api.openai.chat import chat_completions
 from headrace.api.openai.completions import completions
 from headrace.api.openai.responses import ChatResponse, CompletionResponse
 from headrace.api.openai.types import (
+    AbandonRequest,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -85,6 +86,17 @@ ENDPOINTS: list[tuple[Operation, Endpoint]] = [
             tokens.DetokenizeResponse,
         ),
         tokens.detokenize,
+    ),
+    (
+        Operation(
+            "/v1/cache/abandon",
+            "POST",
+            "Say that nobody will go on with some token ids: what is cached of them goes first",
+            "cache",
+            AbandonRequest,
+            openapi.Status,
+        ),
+        cache.abandon,
     ),
     (
         Operation(

@@ -30,7 +30,7 @@ class Operation:
 
 
 class Status(msgspec.Struct):
-    """Answer of the probes."""
+    """Answer of the probes, and of what has nothing to say."""
 
     status: str
 

@@ -9,7 +9,6 @@ from headrace.api.openai.generate import decode_body
 from headrace.api.openai.prompts import render_chat
 from headrace.api.openai.types import DetokenizeRequest, TokenizeRequest
 from headrace.errors import RequestError
-from headrace.gateway.service import ModelService
 from headrace.gateway.text import ModelText
 
 MAX_TOKENS = 1 << 19
@@ -31,15 +30,11 @@ class DetokenizeResponse(msgspec.Struct, kw_only=True):
     prompt: str
 
 
-def _service(exchange: Exchange, name: str | None) -> ModelService:
-    return exchange.gateway.services[0] if name is None else exchange.gateway.find(name)
-
-
 async def tokenize(exchange: Exchange) -> None:
     """Ids of a text, or of a conversation as the chat endpoint would see it."""
     await exchange.read_body()
     request, _ = await decode_body(exchange, _tokenize_decoder)
-    text, ready = await _service(exchange, request.model).wait_servable()
+    text, ready = await exchange.gateway.find(request.model).wait_servable()
     pool = exchange.gateway.pool
     ids = await pool.run(lambda: _encode(text, request), is_large=exchange.is_large)
     response = TokenizeResponse(tokens=ids, count=len(ids), max_model_len=ready.max_model_len)
@@ -69,7 +64,7 @@ async def detokenize(exchange: Exchange) -> None:
     """The text of token ids."""
     await exchange.read_body()
     request, _ = await decode_body(exchange, _detokenize_decoder)
-    text, ready = await _service(exchange, request.model).wait_servable()
+    text, ready = await exchange.gateway.find(request.model).wait_servable()
     if request.tokens and max(request.tokens) >= ready.vocab_size:
         raise RequestError(
             f"tokens holds an id outside 0 to {ready.vocab_size - 1}.",

@@ -151,8 +151,13 @@ class Gateway:
         states = {service.state for service in self.services}
         return not self.is_draining and State.READY in states and states <= _SETTLED
 
-    def find(self, name: str) -> ModelService:
-        """The service of a model id. Raises RequestError 404 for an unknown one."""
+    def find(self, name: str | None) -> ModelService:
+        """The service of a model id, the first one for None.
+
+        Raises RequestError 404 for an unknown id.
+        """
+        if name is None:
+            return self.services[0]
         service = self._by_name.get(name)
         if service is None:
             shown = name if len(name) <= 100 else name[:100] + "..."

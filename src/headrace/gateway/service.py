@@ -18,6 +18,7 @@ from headrace.gateway.supervisor import State, Supervisor
 from headrace.gateway.text import ModelText
 from headrace.observe.metrics import ModelMetrics
 from headrace.worker.frames import (
+    Abandon,
     Cancel,
     Delta,
     Failed,
@@ -245,6 +246,11 @@ class ModelService:
         if cancels and self.supervisor is not None:
             self.supervisor.send(cancels)
         self._report_open()
+
+    def abandon(self, prefix: list[int], tails: list[list[int]]) -> None:
+        """Pass the hint of EngineAPI.abandon on; without a worker there is nobody to take it."""
+        if self.supervisor is not None and self.supervisor.state is State.READY:
+            self.supervisor.send([Abandon(prefix=prefix, tails=tails)])
 
     def _acquit(self, part: Part) -> None:
         """The part on trial has had output or is gone: the next suspect may run."""

@@ -22,7 +22,7 @@ import msgspec
 
 from headrace.engine.sampling import SamplingParams
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_FRAME_BYTES = 64 << 20
 
 
@@ -44,6 +44,13 @@ class Cancel(_Frame, frozen=True):
     """Gateway -> worker: free everything of this request within two steps."""
 
     request_id: str
+
+
+class Abandon(_Frame, frozen=True):
+    """Gateway -> worker: nobody will go on with `prefix` + tail, for any of `tails` (token ids)."""
+
+    prefix: list[int]
+    tails: list[list[int]]
 
 
 class Drain(_Frame, frozen=True):
@@ -164,7 +171,7 @@ class Progress(_Frame, frozen=True):
     lease_wait_s: float = 0.0
 
 
-ToWorker: TypeAlias = Submit | Cancel | Drain
+ToWorker: TypeAlias = Submit | Cancel | Abandon | Drain
 ToGateway: TypeAlias = (
     Hello | Ready | LoadFailed | Delta | PromptLogprobs | Finished | Failed | Progress
 )

@@ -19,6 +19,7 @@ from headrace.engine.base import (
 from headrace.engine.base import TokenLogprob as EngineLogprob
 from headrace.errors import OverloadedError, RequestError
 from headrace.worker.frames import (
+    Abandon,
     Cancel,
     Delta,
     Failed,
@@ -96,6 +97,8 @@ class EngineLoop:
         elif isinstance(frame, Cancel):
             self._alive.discard(frame.request_id)
             self._engine.abort(frame.request_id)
+        elif isinstance(frame, Abandon):
+            self._engine.abandon(frame.prefix, frame.tails)
         else:
             self._draining = True
 

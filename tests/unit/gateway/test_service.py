@@ -20,6 +20,7 @@ from headrace.gateway.streams import RequestStream
 from headrace.gateway.supervisor import State, Supervisor
 from headrace.observe.metrics import Metrics, ModelMetrics
 from headrace.worker.frames import (
+    Abandon,
     Cancel,
     Delta,
     Failed,
@@ -104,6 +105,15 @@ async def failure_of(stream: RequestStream) -> Failed:
     event = (await stream.take(0))[-1][1]
     assert isinstance(event, Failed)
     return event
+
+
+async def test_hints_go_to_a_worker_that_is_there(rig: Rig) -> None:
+    hint = Abandon(prefix=[1], tails=[[2], [3]])
+    rig.service.abandon(hint.prefix, hint.tails)
+    assert rig.supervisor.sent == [hint]
+    rig.die()
+    rig.service.abandon(hint.prefix, hint.tails)
+    assert rig.supervisor.sent == [hint]
 
 
 async def test_events_go_to_their_stream(rig: Rig) -> None:

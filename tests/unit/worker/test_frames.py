@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from headrace.engine.sampling import SamplingParams
 from headrace.worker import frames
 from headrace.worker.frames import (
+    Abandon,
     Cancel,
     Delta,
     Drain,
@@ -28,7 +29,7 @@ from headrace.worker.frames import (
     TokenLogprob,
 )
 
-TO_WORKER = [Submit, Cancel, Drain]
+TO_WORKER = [Submit, Cancel, Abandon, Drain]
 TO_GATEWAY = [Hello, Ready, LoadFailed, Delta, PromptLogprobs, Finished, Failed, Progress]
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from headrace.engine.sampling import SamplingParams
 from headrace.worker.frames import (
+    Abandon,
     Cancel,
     Delta,
     Drain,
@@ -115,6 +116,12 @@ def test_a_cancelled_request_says_nothing_more() -> None:
     assert 0 < len(channel.of("r")) < 25
     assert not any(isinstance(frame, Finished) for frame in channel.of("r"))
     assert isinstance(channel.of("s")[-1], Finished)
+
+
+def test_what_is_abandoned_reaches_the_engine() -> None:
+    channel, engine = run([[submit("r"), Abandon(prefix=[1, 2], tails=[[3], [4, 5]])]])
+    assert engine.abandoned == [([1, 2], [[3], [4, 5]])]
+    assert isinstance(channel.of("r")[-1], Finished)
 
 
 def test_cancel_before_the_first_step_and_of_unknown_ids() -> None:

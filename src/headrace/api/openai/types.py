@@ -17,6 +17,7 @@ from headrace.engine.sampling import (
 
 MAX_PROMPTS = 64
 MAX_MESSAGES = 10_000
+MAX_TAILS = 1024
 _MAX_INT = 1 << 30
 
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
@@ -126,6 +127,14 @@ class ChatRequest(GenerationRequest, kw_only=True):
         """The messages are in the prompt."""
         super().forget_unread()
         self.messages = []
+
+
+class AbandonRequest(msgspec.Struct, kw_only=True):
+    """Body of POST /v1/cache/abandon, all of it token ids."""
+
+    model: ModelName | None = None
+    prefix: list[TokenId]
+    tails: Annotated[list[list[TokenId]], Meta(max_length=MAX_TAILS)]
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
