@@ -16,12 +16,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from headrace.engine.base import (
+    DEFAULT_OPTIONS,
     ChoiceDelta,
     EngineStats,
     Event,
     PromptDelta,
     RequestDone,
     RequestFailed,
+    RequestOptions,
     TokenLogprob,
 )
 from headrace.engine.sampling import SamplingParams, mix64
@@ -88,7 +90,13 @@ class FakeEngine:
         self._stats = EngineStats(num_blocks=NUM_BLOCKS)
         self._tokenizer = FakeTokenizer()
 
-    def add(self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+    def add(
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        options: RequestOptions = DEFAULT_OPTIONS,
+    ) -> None:
         params.validate(VOCAB_SIZE)
         text = _text(prompt_ids).decode("utf-8", "replace")
         words = {word for word in _WORDS if word in text}

@@ -19,6 +19,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
+from headrace.engine.order import QueueOrder
 from headrace.engine.sampling import SamplingParams
 
 
@@ -100,17 +103,45 @@ class EngineStats:
     lease_wait_s: float = 0.0  # of last_step_s in all: other processes had their turn
     last_native_s: float = 0.0
     last_step_rows: int = 0
+    last_chunks: tuple[int, ...] = ()  # rows of every prompt in the last step
+    num_passes: int = 0  # admissions in place of a sequence that did not fit
+    step_time_error: float = 0.0  # recent mean of |predicted - measured| / measured
+    itl_target_s: float = 0.0  # what the last step with decodes and prompts was to keep within
+
+
+class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request asks of the engine beside its samples; nothing here changes a bit of them.
+
+    `priority`: lower goes first.
+    """
+
+    priority: int = 0
+
+
+DEFAULT_OPTIONS = RequestOptions()
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Limits of an engine. `max_step_tokens` is the token budget of one step."""
+    """Limits of an engine. `max_step_tokens` is the token budget of one step.
+
+    `order`: of the queue (engine.order), `max_wait_s` its hard cap on waiting. `max_partial`:
+    prompts that may be cut at the same time. `max_passes`: how often a sequence that does not fit
+    is passed over. `itl_target_s`: how long a step may take in which sequences decode; None derives
+    it from the time of the decodes alone, 0 sets none.
+    """
 
     max_num_seqs: int = 64
     max_step_tokens: int = 512
     max_waiting: int = 512
     max_waiting_tokens: int = 1 << 20
     max_model_len: int | None = None  # None: the model's own
+    order: QueueOrder = QueueOrder.FCFS
+    patience: float = 1.0
+    max_wait_s: float = 600.0
+    max_partial: int = 4
+    max_passes: int = 64
+    itl_target_s: float | None = 0.0
 
 
 class EngineAPI(Protocol):
@@ -121,7 +152,13 @@ class EngineAPI(Protocol):
         """Longest prompt + output of one request (context length, or what the pool holds)."""
         ...
 
-    def add(self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams) -> None: ...
+    def add(
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        options: RequestOptions = DEFAULT_OPTIONS,
+    ) -> None: ...
 
     def abort(self, request_id: str) -> None: ...
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import secrets
 import time
 from array import array
 from collections.abc import Callable, Sequence
@@ -11,6 +10,7 @@ from collections.abc import Callable, Sequence
 from headrace.backends.base import Backend, RowResult, StepResult
 from headrace.backends.layout import BLOCK_LEN
 from headrace.engine.base import (
+    DEFAULT_OPTIONS,
     ChoiceDelta,
     EngineConfig,
     EngineStats,
@@ -18,12 +18,18 @@ from headrace.engine.base import (
     PromptDelta,
     RequestDone,
     RequestFailed,
+    RequestOptions,
 )
 from headrace.engine.commit import commit_token, to_logprob
+from headrace.engine.intake import check_prompt, make_request
+from headrace.engine.order import OrderPolicy, Ticket
+from headrace.engine.queue import WaitQueue
 from headrace.engine.request import RequestState, SequenceState, Status
-from headrace.engine.sampling import SamplingParams, mix64
-from headrace.engine.scheduler import Decision, SchedulerView, SequenceView, schedule
+from headrace.engine.sampling import SamplingParams
+from headrace.engine.scheduler import Decision, schedule
 from headrace.engine.step import BuiltStep, build_step
+from headrace.engine.step_time import Pacer
+from headrace.engine.views import SchedulerView, SequenceView
 from headrace.errors import OverloadedError, RequestError
 from headrace.kv.pool import BlockPool
 from headrace.kv.tables import SequenceTables, longest_that_fits
@@ -31,14 +37,11 @@ from headrace.text.base import Tokenizer
 from headrace.text.detokenizer import make_detokenizer
 from headrace.text.stop import make_stop_matcher
 
-_MASK64 = (1 << 64) - 1
-
 
 class Engine:
     """Implements engine.base.EngineAPI over one backend. See the contract there.
 
-    Owns every SequenceTables; `running` is in order of admission, `waiting` in order of arrival
-    with preempted sequences in front.
+    Owns every SequenceTables; `running` is in order of admission.
     """
 
     def __init__(
@@ -63,63 +66,47 @@ class Engine:
         self.max_model_len = min(context_len, self.config.max_model_len or context_len, pool_len)
         self._requests: dict[str, RequestState] = {}
         self._running: dict[int, SequenceState] = {}
-        self._waiting: dict[int, SequenceState] = {}
+        policy = OrderPolicy(self.config.order, self.config.patience, self.config.max_wait_s)
+        self._waiting = WaitQueue(policy, clock)
+        self._pacer = Pacer(self.config.itl_target_s)
         self._keys = itertools.count()
         self._stats = EngineStats(num_blocks=backend.num_blocks)
         self._events: list[Event] = []
 
     # ---- requests in ----
 
-    def add(self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+    def add(
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        options: RequestOptions = DEFAULT_OPTIONS,
+    ) -> None:
         """Queue a request. Raises RequestError or OverloadedError; then nothing has changed."""
         if request_id in self._requests:
             raise RequestError(f"Request id {request_id!r} is already in use.", param="request_id")
         params.validate(self.tokenizer.vocab_size)
-        self._validate_prompt(prompt_ids, params)
+        limits = (self.tokenizer.vocab_size, self.max_model_len, self.config.max_num_seqs)
+        check_prompt(prompt_ids, params, *limits)
         self._check_room(len(prompt_ids))
-        request = self._make_request(request_id, array("i", prompt_ids), params)
+        request = make_request(
+            request_id,
+            array("i", prompt_ids),
+            params,
+            options,
+            eos_ids=self.tokenizer.eos_ids,
+            max_model_len=self.max_model_len,
+            arrived_s=self._clock(),
+        )
         first = self._make_sequence(request, 0)
         first.to_fork = params.n - 1
         self._requests[request_id] = request
-        self._waiting[first.key] = first
-
-    def _validate_prompt(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
-        if not prompt_ids:
-            raise RequestError("The prompt is empty; send at least one token.", param="prompt")
-        vocab_size = self.tokenizer.vocab_size
-        if min(prompt_ids) < 0 or max(prompt_ids) >= vocab_size:
-            raise RequestError(
-                f"The prompt holds a token id outside 0 to {vocab_size - 1}.",
-                param="prompt",
-                code="invalid_value",
-            )
-        needed = len(prompt_ids) + (1 if params.max_tokens is None else params.max_tokens)
-        if needed > self.max_model_len:
-            asked = "" if params.max_tokens is None else f" and max_tokens {params.max_tokens}"
-            raise RequestError(
-                f"The prompt has {len(prompt_ids)} tokens{asked}, but this model serves at most "
-                f"{self.max_model_len} tokens of prompt and output together.",
-                param="prompt" if params.max_tokens is None else "max_tokens",
-                code="context_length_exceeded",
-            )
-        if params.prompt_logprobs_from >= len(prompt_ids):
-            raise RequestError(
-                f"prompt_logprobs_from is {params.prompt_logprobs_from}, but the prompt has "
-                f"{len(prompt_ids)} tokens; positions count from 0.",
-                param="prompt_logprobs_from",
-                code="invalid_value",
-            )
-        if params.n > self.config.max_num_seqs:
-            raise RequestError(
-                f"n is {params.n}; this server runs at most {self.config.max_num_seqs} sequences.",
-                param="n",
-                code="invalid_value",
-            )
+        self._waiting.push(first)
 
     def _check_room(self, prompt_len: int) -> None:
         """Bound the queue by requests and by prompt tokens; one request is always let in."""
         waiting = len(self._waiting)
-        tokens = sum(len(s.tokens) for s in self._waiting.values())
+        tokens = self._waiting.num_tokens
         too_many = waiting >= self.config.max_waiting
         if waiting and (too_many or tokens + prompt_len > self.config.max_waiting_tokens):
             raise OverloadedError(
@@ -128,38 +115,15 @@ class Engine:
                 retry_after_s=min(60.0, max(1.0, waiting * max(self._stats.last_step_s, 0.05))),
             )
 
-    def _make_request(
-        self, request_id: str, prompt: array[int], params: SamplingParams
-    ) -> RequestState:
-        seed = secrets.randbits(53) if params.seed is None else params.seed & _MASK64
-        stop_ids = frozenset(params.stop_token_ids)
-        if not params.ignore_eos:
-            stop_ids |= self.tokenizer.eos_ids
-        max_len = self.max_model_len
-        if params.max_tokens is not None:
-            max_len = len(prompt) + params.max_tokens
-        prompt_spec = None
-        if params.prompt_logprobs is not None:
-            prompt_spec = SamplingParams(logprobs=params.prompt_logprobs).spec(0)
-        return RequestState(
-            request_id=request_id,
-            params=params,
-            prompt=prompt,
-            max_len=max_len,
-            seeds=[mix64(seed, i) for i in range(params.n)],
-            stop_ids=stop_ids,
-            prompt_spec=prompt_spec,
-            arrived_s=self._clock(),
-            prompt_done=params.prompt_logprobs_from,
-        )
-
     def _make_sequence(self, request: RequestState, choice: int) -> SequenceState:
         params = request.params
         matcher = None
         if params.stop:
             matcher = make_stop_matcher(params.stop, params.include_stop_str_in_output)
+        key = next(self._keys)
+        priority = request.options.priority
         seq = SequenceState(
-            key=next(self._keys),
+            key=key,
             request=request,
             choice=choice,
             spec=params.spec(request.seeds[choice]),
@@ -167,6 +131,7 @@ class Engine:
             tables=SequenceTables(self._layout, self.pool),
             detokenizer=make_detokenizer(self.tokenizer),
             stop_matcher=matcher,
+            ticket=Ticket(key, 0, arrived_s=request.arrived_s, priority=priority),
         )
         request.sequences.append(seq)
         request.num_unfinished += 1
@@ -184,14 +149,15 @@ class Engine:
         """Nothing is kept of requests that ended, so nothing could go any earlier."""
 
     def has_work(self) -> bool:
-        return bool(self._running or self._waiting)
+        return bool(self._running or len(self._waiting))
 
     # ---- one step ----
 
     def step(self) -> list[Event]:
         """Plan, run, commit. Events of one request come in order."""
         started = self._clock()
-        scheduled = self._apply(self._decide())
+        decision = self._decide()
+        scheduled = self._apply(decision)
         built = build_step(len(self._layout.groups), scheduled)
         try:
             result = self.backend.collect(self.backend.submit(built.plan))
@@ -201,26 +167,48 @@ class Engine:
                 seq.tables.copies_done(copies)
             raise
         self._commit(built, result)
-        self._stats.num_steps += 1
-        self._stats.last_step_s = self._clock() - started
-        self._stats.lease_wait_s = result.waited_s
-        self._stats.last_native_s = result.native_s
-        self._stats.last_step_rows = len(built.plan.tokens)
+        self._note_step(decision, result, self._clock() - started)
         events, self._events = self._events, []
         return events
+
+    def _note_step(self, decision: Decision, result: StepResult, seconds: float) -> None:
+        """What a step that took so long says to the next ones, and to operators."""
+        stats, load = self._stats, decision.load
+        waited_s = result.waited_s - stats.lease_wait_s
+        self._pacer.fit.observe(load, seconds - waited_s)
+        stats.num_steps += 1
+        stats.last_step_s = seconds
+        stats.lease_wait_s = result.waited_s
+        stats.last_native_s = result.native_s
+        stats.last_step_rows = load.decode_rows + load.prompt_rows
+        stats.last_chunks = tuple(r.num_rows for r in decision.rows if r.num_rows > 1)
+        stats.step_time_error = self._pacer.fit.error
 
     def _decide(self) -> Decision:
         running = self._running.values()
         tight = self._is_tight()
-        # No more can be admitted, so the scheduler need not see more of the queue.
-        slots = max(0, self.config.max_num_seqs - len(running))
+        num_reserved = sum(1 + s.to_fork for s in running)
+        prompts = [s for s in running if len(s.tokens) - s.computed > 1]
+        can_admit = num_reserved < self.config.max_num_seqs and len(self._waiting) > 0
+        ranks: dict[int, int] = {}
+        waiting: list[SequenceView] = []
+        if prompts or can_admit:
+            ordered = self._waiting.ordered(prompts, can_admit)
+            ranks = {seq.key: rank for rank, seq in enumerate(ordered)}
+            # No more can be admitted, so the scheduler need not see more of the queue.
+            slots = 2 * (self.config.max_num_seqs - num_reserved)
+            new = (s for s in ordered if s.status is Status.WAITING)
+            waiting = [self._view(s, False, ranks[s.key]) for s in itertools.islice(new, slots)]
         view = SchedulerView(
-            running=[self._view(s, tight) for s in running],
-            waiting=[self._view(s, False) for s in itertools.islice(self._waiting.values(), slots)],
+            running=[self._view(s, tight, ranks.get(s.key, 0)) for s in running],
+            waiting=waiting,
             num_free_blocks=self.pool.num_free,
             max_step_tokens=self._chunk,
             max_num_seqs=self.config.max_num_seqs,
-            num_reserved_seqs=sum(1 + s.to_fork for s in running),
+            num_reserved_seqs=num_reserved,
+            max_partial=self.config.max_partial,
+            max_passes=self.config.max_passes,
+            pace=self._pacer.pace(),
         )
         return schedule(self._layout, view)
 
@@ -230,7 +218,7 @@ class Engine:
         most = self._chunk // BLOCK_LEN + 1 + 2 * len(self._running)
         return self.pool.num_free < most * len(self._layout.groups)
 
-    def _view(self, seq: SequenceState, count_held: bool) -> SequenceView:
+    def _view(self, seq: SequenceState, count_held: bool, rank: int) -> SequenceView:
         tables = seq.tables
         return SequenceView(
             key=seq.key,
@@ -239,14 +227,19 @@ class Engine:
             table_len=tables.num_blocks_len,
             held=tables.num_exclusive() if count_held else 0,
             num_choices=1 + seq.to_fork,
+            rank=rank,
+            passed_over=seq.ticket.passed_over,
         )
 
     def _apply(self, decision: Decision) -> list[tuple[SequenceState, int]]:
         """Free the preempted, admit, grow the tables of what runs; the rows of each sequence."""
         for key in decision.preempted:
             self._preempt(self._running.pop(key))
+        self._waiting.note_passes(decision.passed)
+        self._waiting.served += decision.load.prompt_rows
         for key in decision.admitted:
-            seq = self._waiting.pop(key)
+            seq = self._waiting.find(key)
+            self._waiting.pop(seq)
             seq.status = Status.RUNNING
             self._running[key] = seq
             if seq.request.started_s is None:
@@ -265,10 +258,9 @@ class Engine:
         """Free a sequence's blocks; it waits in front and recomputes its KV later."""
         seq.tables.release()
         seq.computed = 0
-        seq.status = Status.WAITING
         seq.request.num_preemptions += 1
         self._stats.num_preemptions += 1
-        self._waiting = {seq.key: seq, **self._waiting}
+        self._waiting.push_back(seq)
 
     # ---- commit ----
 
@@ -342,7 +334,7 @@ class Engine:
         seq = self._make_sequence(parent.request, choice)
         tables = parent.tables.fork(parent.request.prompt_len)
         if tables is None:
-            self._waiting = {seq.key: seq, **self._waiting}
+            self._waiting.push_back(seq)
         else:
             seq.tables = tables
             seq.computed = parent.request.prompt_len
@@ -386,7 +378,7 @@ class Engine:
         """Give back everything a sequence owns; idempotent."""
         seq.tables.release()
         self._running.pop(seq.key, None)
-        self._waiting.pop(seq.key, None)
+        self._waiting.pop(seq)
 
     def _finish(self, seq: SequenceState) -> None:
         """Mark one choice as ended; `_settle` frees it."""
@@ -422,7 +414,8 @@ class Engine:
         stats = self._stats
         stats.num_running = len(self._running)
         stats.num_waiting = len(self._waiting)
-        stats.num_waiting_tokens = sum(len(s.tokens) for s in self._waiting.values())
+        stats.num_waiting_tokens = self._waiting.num_tokens
+        stats.num_passes = self._waiting.num_passes
         stats.num_free_blocks = self.pool.num_free
         return stats
 

@@ -7,7 +7,8 @@ from array import array
 from dataclasses import dataclass, field
 
 from headrace.backends.base import SamplingSpec
-from headrace.engine.base import TokenLogprob
+from headrace.engine.base import RequestOptions, TokenLogprob
+from headrace.engine.order import Ticket
 from headrace.engine.sampling import SamplingParams
 from headrace.kv.tables import SequenceTables
 from headrace.text.base import Detokenizer, StopMatcher
@@ -27,7 +28,8 @@ class SequenceState:
 
     `tokens`: prompt + output ids. `computed`: positions whose KV is written; computed < len(tokens)
     while it is not finished. `to_fork`: choices that are still to be forked from it when its prompt
-    is done (first sequence only).
+    is done (first sequence only). `ticket`: its place in the queue, while it waits or its prompt is
+    not done.
     """
 
     key: int
@@ -38,6 +40,7 @@ class SequenceState:
     tables: SequenceTables
     detokenizer: Detokenizer
     stop_matcher: StopMatcher | None
+    ticket: Ticket
     status: Status = Status.WAITING
     computed: int = 0
     to_fork: int = 0
@@ -58,6 +61,7 @@ class RequestState:
 
     request_id: str
     params: SamplingParams
+    options: RequestOptions
     prompt: array[int]
     max_len: int
     seeds: list[int]

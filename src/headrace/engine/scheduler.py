@@ -1,9 +1,14 @@
 """The scheduler: a pure function from a snapshot to what the next step runs.
 
-Policy: decodes first, then prefill chunks of running sequences, then admissions in arrival order,
-all under one token budget. When blocks run out, the most recently admitted sequence is preempted
-(its KV is recomputed later), so the oldest always advances and nothing ping-pongs: a preempted
-sequence is admitted again only when all it needs is free.
+Policy, under one budget of tokens: decodes first, the rest for prompts. Prompts get rows by rank,
+whether they run already or wait, so that a long one amid its chunks does not hold up a short one.
+Beside decodes a chunk is no longer than the step may take (`Pace`).
+
+A waiting sequence that does not fit (blocks, slots, the cap on cut prompts) is passed over, so that
+it blocks nobody, but only so often: then nobody is admitted before it, and it fits as soon as
+enough of the running have ended. When blocks run out, the most recently admitted sequence is
+preempted (its KV is recomputed later), so the oldest always advances and nothing ping-pongs: a
+preempted sequence is admitted again only when all it needs is free.
 """
 
 from __future__ import annotations
@@ -12,37 +17,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from headrace.backends.layout import BLOCK_LEN, KVLayout
+from headrace.engine.step_time import Pace, StepLoad
+from headrace.engine.views import SchedulerView, SequenceView
 from headrace.kv.tables import blocks_for, blocks_to_hold
 
-
-@dataclass(frozen=True, slots=True)
-class SequenceView:
-    """What the scheduler may know of a sequence.
-
-    `key` identifies it to the caller. `computed` positions have KV; `known` tokens exist (known -
-    computed rows could run now). `table_len`: entries of its block tables. `held`: blocks that
-    preempting it would free (0 references shared with others). `num_choices`: sequences it becomes.
-    """
-
-    key: int
-    computed: int
-    known: int
-    table_len: int = 0
-    held: int = 0
-    num_choices: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerView:
-    """Snapshot. `running` in order of admission, `waiting` in the order they should be admitted."""
-
-    running: Sequence[SequenceView]
-    waiting: Sequence[SequenceView]
-    num_free_blocks: int
-    max_step_tokens: int
-    max_num_seqs: int
-    # Sequences that the running ones will become (choices still to be forked included).
-    num_reserved_seqs: int = 0
+# Rows of a prompt that a step computes even when its decodes alone take all of its time, and the
+# least that a prompt is cut to.
+MIN_CHUNK = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,21 +38,34 @@ class ScheduledRows:
 class Decision:
     """`preempted` are to be freed first, then `admitted` join the running, then `rows` run.
 
-    Rows are in running order, decodes and prefill chunks mixed as admitted.
+    Rows are in running order, decodes and prefill chunks mixed as admitted. `passed`: for every
+    waiting sequence that did not fit, how many were admitted that came after it. `load`: what the
+    rows amount to.
     """
 
     rows: list[ScheduledRows] = field(default_factory=list)
     preempted: list[int] = field(default_factory=list)
     admitted: list[int] = field(default_factory=list)
+    passed: dict[int, int] = field(default_factory=dict)
+    load: StepLoad = field(default_factory=StepLoad)
 
 
 class _Budget:
-    """Tokens and blocks left while a decision is made."""
+    """Tokens, blocks and seconds left while a decision is made."""
 
     def __init__(self, layout: KVLayout, tokens: int, blocks: int) -> None:
         self.num_groups = len(layout.groups)
         self.tokens = tokens
         self.blocks = blocks
+        self.load = StepLoad()
+        self.seconds: float | None = None
+        self._pace: Pace | None = None
+
+    def start_prompts(self, pace: Pace | None) -> None:
+        """From here on rows are of prompts. Without decodes nobody waits for the step to end."""
+        if pace is not None and self.load.decode_rows:
+            self._pace = pace
+            self.seconds = pace.left_s(self.load)
 
     def missing(self, seq: SequenceView, num_rows: int) -> int:
         more = blocks_for(seq.computed + num_rows) - seq.table_len
@@ -84,9 +78,30 @@ class _Budget:
         room = seq.table_len + self.blocks // self.num_groups
         return max(0, min(num_rows, room * BLOCK_LEN - seq.computed))
 
+    def chunk(self, seq: SequenceView) -> int:
+        """Rows of a prompt that tokens and seconds allow. The first prompt of a step gets a chunk
+        in any case; a later one none that is cut shorter than that."""
+        wanted = min(seq.known - seq.computed, self.tokens)
+        if self._pace is None or self.seconds is None:
+            return wanted
+        rows = self._pace.model.rows_within(self.seconds, seq.computed, wanted)
+        if rows >= min(wanted, MIN_CHUNK):
+            return rows
+        return 0 if self.load.prompt_rows else min(wanted, MIN_CHUNK)
+
     def take(self, seq: SequenceView, num_rows: int) -> None:
         self.tokens -= num_rows
         self.blocks -= self.missing(seq, num_rows)
+        self.load.add(seq.computed, num_rows)
+        if self._pace is not None and self.seconds is not None:
+            self.seconds -= self._pace.model.chunk_s(seq.computed, num_rows)
+
+    def give_back(self, seq: SequenceView, num_rows: int) -> None:
+        """What preempting a sequence frees, and the rows that it was given."""
+        self.tokens += num_rows
+        self.blocks += self.missing(seq, num_rows) + seq.held
+        if num_rows:
+            self.load.add(seq.computed, num_rows, -1)
 
 
 def schedule(layout: KVLayout, view: SchedulerView) -> Decision:
@@ -102,31 +117,40 @@ def schedule(layout: KVLayout, view: SchedulerView) -> Decision:
     budget = _Budget(layout, view.max_step_tokens, view.num_free_blocks)
     planned: dict[int, int] = {}
     running = list(view.running)
-    _schedule_running(running, budget, planned, decision)
-    if not decision.preempted:
-        _admit(layout, view, running, budget, planned, decision)
+    _schedule_running(
+        [s for s in running if s.known - s.computed == 1], running, budget, planned, decision
+    )
+    budget.start_prompts(view.pace)
+    prompts = sorted((s for s in running if s.known - s.computed > 1), key=lambda s: s.rank)
+    still_needed = sum(budget.missing(s, s.known - s.computed) for s in prompts)
+    if decision.preempted or still_needed > budget.blocks:
+        _schedule_running(prompts, running, budget, planned, decision)
+    else:
+        _Admission(layout, view, running, budget, planned, decision, still_needed).run(prompts)
     order = [s.key for s in running] + decision.admitted
     decision.rows = [ScheduledRows(key, planned[key]) for key in order if planned.get(key)]
+    decision.load = budget.load
     return decision
 
 
 def _schedule_running(
+    seqs: Sequence[SequenceView],
     running: list[SequenceView],
     budget: _Budget,
     planned: dict[int, int],
     decision: Decision,
 ) -> None:
-    """Give rows to running sequences: decodes first, then prefill chunks, oldest first.
+    """Give rows to `seqs`, some of the running ones, in order.
 
     Removes preempted sequences from `running`.
     """
-    decodes = [s for s in running if s.known - s.computed == 1]
-    prefills = [s for s in running if s.known - s.computed > 1]
-    for seq in decodes + prefills:
+    for seq in seqs:
         if seq.key in decision.preempted or budget.tokens == 0:
             continue
-        wanted = min(seq.known - seq.computed, budget.tokens)
+        wanted = budget.chunk(seq)
         rows = budget.rows_that_fit(seq, wanted)
+        if wanted == 0:
+            continue
         while rows == 0 and running[-1].key != seq.key:
             _preempt(running, budget, planned, decision)
             rows = budget.rows_that_fit(seq, wanted)
@@ -147,41 +171,87 @@ def _preempt(
 ) -> None:
     """Preempt the youngest running sequence; rows it was given go back to the budget."""
     victim = running.pop()
-    rows = planned.pop(victim.key, 0)
-    budget.tokens += rows
-    budget.blocks += budget.missing(victim, rows) + victim.held
+    budget.give_back(victim, planned.pop(victim.key, 0))
     decision.preempted.append(victim.key)
 
 
-def _admit(
-    layout: KVLayout,
-    view: SchedulerView,
-    running: Sequence[SequenceView],
-    budget: _Budget,
-    planned: dict[int, int],
-    decision: Decision,
-) -> None:
-    """Admit waiting sequences in order while slots, tokens and blocks last.
+class _Admission:
+    """Gives rows to prompts by rank, those that run and those that are admitted for it.
 
-    A sequence is admitted when all its known positions and one more fit beside what was planned;
-    beside others, one more block per running sequence is kept free for their growth.
+    `still_needed`: blocks that the rest of the prompts amid their chunks will take. They are not
+    given to newcomers, so that later chunks cannot starve older sequences.
     """
-    num_seqs = max(view.num_reserved_seqs, len(running))
-    num_beside = len(running)
-    for seq in view.waiting:
-        if budget.tokens == 0 or num_seqs + seq.num_choices > view.max_num_seqs:
-            return
-        needed = blocks_to_hold(layout, seq.known + 1, view.max_step_tokens)
-        growth = num_beside * budget.num_groups
-        if needed + growth > budget.blocks and num_beside > 0:
-            return
-        rows = budget.rows_that_fit(seq, min(seq.known - seq.computed, budget.tokens))
+
+    def __init__(
+        self,
+        layout: KVLayout,
+        view: SchedulerView,
+        running: Sequence[SequenceView],
+        budget: _Budget,
+        planned: dict[int, int],
+        decision: Decision,
+        still_needed: int,
+    ) -> None:
+        self._layout = layout
+        self._view = view
+        self._budget = budget
+        self._planned = planned
+        self._decision = decision
+        self._still_needed = still_needed
+        self._num_beside = len(running)
+        self._num_seqs = max(view.num_reserved_seqs, len(running))
+        self._num_partial = 0
+        self._is_held = False
+
+    def run(self, prompts: Sequence[SequenceView]) -> None:
+        """`prompts`: the running ones, by rank."""
+        budget = self._budget
+        self._num_partial = len(prompts)
+        running = {s.key for s in prompts}
+        for seq in sorted([*prompts, *self._view.waiting], key=lambda s: s.rank):
+            rows = budget.chunk(seq) if budget.tokens else 0
+            if rows == 0:
+                return
+            if seq.key in running:
+                self._continue(seq, rows)
+            elif not self._is_held and not self._admit(seq, rows):
+                self._is_held = seq.passed_over >= self._view.max_passes
+                self._decision.passed[seq.key] = 0
+
+    def _continue(self, seq: SequenceView, rows: int) -> None:
+        self._still_needed -= self._budget.missing(seq, rows)
+        self._budget.take(seq, rows)
+        self._planned[seq.key] = rows
+        self._num_partial -= rows == seq.known - seq.computed
+
+    def _admit(self, seq: SequenceView, rows: int) -> bool:
+        """False (and nothing changed) when it does not fit.
+
+        A sequence fits when all its known positions and one more do beside what was planned; beside
+        others, one more block per running sequence is kept free for their growth.
+        """
+        budget = self._budget
+        if self._num_seqs + seq.num_choices > self._view.max_num_seqs:
+            return False
+        is_partial = rows < seq.known - seq.computed
+        if is_partial and self._num_partial >= self._view.max_partial:
+            return False
+        needed = blocks_to_hold(self._layout, seq.known + 1, self._view.max_step_tokens)
+        growth = self._num_beside * budget.num_groups
+        if needed + growth + self._still_needed > budget.blocks and self._num_beside > 0:
+            return False
+        rows = budget.rows_that_fit(seq, rows)
         if rows == 0:
-            return
-        # All known positions are reserved now, so that later chunks cannot starve older sequences.
-        budget.tokens -= rows
-        budget.blocks -= max(needed, budget.missing(seq, rows))
-        planned[seq.key] = rows
-        decision.admitted.append(seq.key)
-        num_seqs += seq.num_choices
-        num_beside += 1
+            return False
+        more = needed - budget.missing(seq, rows)
+        budget.take(seq, rows)
+        # All known positions are reserved now.
+        budget.blocks -= max(0, more)
+        self._planned[seq.key] = rows
+        self._decision.admitted.append(seq.key)
+        for key in self._decision.passed:
+            self._decision.passed[key] += 1
+        self._num_seqs += seq.num_choices
+        self._num_beside += 1
+        self._num_partial += is_partial
+        return True

@@ -6,10 +6,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.backends.layout import make_layout
-from headrace.engine.scheduler import Decision, SchedulerView, SequenceView, schedule
+from headrace.engine.scheduler import MIN_CHUNK, Decision, schedule
+from headrace.engine.step_time import Pace, StepLoad, StepTime
+from headrace.engine.views import SchedulerView, SequenceView
 from headrace.kv.tables import blocks_for, blocks_to_hold
 
 LAYOUTS = [make_layout((0,), 1, 8), make_layout((0, 20), 1, 8), make_layout((0, 9, 9, 9), 1, 8)]
+SLOW = StepTime(1.0, decode_row=0.25, decode_context=0.0, prompt_row=1 / 32, prompt_context=0.0)
+
+
+@st.composite
+def paces(draw: st.DrawFn) -> Pace | None:
+    cost = st.floats(0, 0.1)
+    model = StepTime(draw(cost), draw(cost), draw(cost), draw(cost), draw(cost))
+    return draw(st.none() | st.just(Pace(model, draw(st.floats(0, 20)), draw(st.floats(0, 3)))))
 
 
 @st.composite
@@ -17,6 +27,7 @@ def views(draw: st.DrawFn) -> tuple[int, SchedulerView]:
     which = draw(st.integers(0, len(LAYOUTS) - 1))
     groups = len(LAYOUTS[which].groups)
     running = []
+    rank = st.integers(0, 9)
     for key in range(draw(st.integers(0, 6))):
         computed = draw(st.integers(0, 100))
         pending = draw(st.sampled_from([1, 1, 1, 5, 40, 200]))
@@ -29,11 +40,20 @@ def views(draw: st.DrawFn) -> tuple[int, SchedulerView]:
                 table_len,
                 held=table_len * groups,
                 num_choices=draw(st.integers(1, 3)) if computed == 0 else 1,
+                rank=draw(rank),
             )
         )
+    ranks = sorted(draw(st.lists(rank, max_size=5)))
     waiting = [
-        SequenceView(100 + i, 0, draw(st.integers(1, 150)), num_choices=draw(st.integers(1, 3)))
-        for i in range(draw(st.integers(0, 5)))
+        SequenceView(
+            100 + i,
+            0,
+            draw(st.integers(1, 150)),
+            num_choices=draw(st.integers(1, 3)),
+            rank=each,
+            passed_over=draw(st.integers(0, 4)),
+        )
+        for i, each in enumerate(ranks)
     ]
     view = SchedulerView(
         running,
@@ -42,6 +62,9 @@ def views(draw: st.DrawFn) -> tuple[int, SchedulerView]:
         max_step_tokens=draw(st.integers(8, 64)),
         max_num_seqs=8,
         num_reserved_seqs=sum(s.num_choices for s in running),
+        max_partial=draw(st.integers(1, 3)),
+        max_passes=draw(st.integers(0, 4)),
+        pace=draw(paces()),
     )
     return which, view
 
@@ -74,16 +97,108 @@ def test_budget_blocks_and_slots_hold(case: tuple[int, SchedulerView]) -> None:
 
 @settings(max_examples=500, deadline=None)
 @given(views())
-def test_admission_keeps_order_and_preemption_takes_the_youngest(
+def test_the_load_is_that_of_the_rows(case: tuple[int, SchedulerView]) -> None:
+    decision = _decide(case)
+    by_key = {s.key: s for s in [*case[1].running, *case[1].waiting]}
+    load = StepLoad()
+    for rows in decision.rows:
+        for row in range(rows.num_rows):
+            seen = by_key[rows.key].computed + row + 1
+            if rows.num_rows == 1:
+                load.decode_rows, load.decode_context = (
+                    load.decode_rows + 1,
+                    load.decode_context + seen,
+                )
+            else:
+                load.prompt_rows, load.prompt_context = (
+                    load.prompt_rows + 1,
+                    load.prompt_context + seen,
+                )
+    assert decision.load == load
+
+
+@settings(max_examples=500, deadline=None)
+@given(views())
+def test_who_is_passed_over_is_counted_and_no_more_than_allowed(
     case: tuple[int, SchedulerView],
 ) -> None:
     _, view = case
     decision = _decide(case)
-    assert decision.admitted == [s.key for s in view.waiting][: len(decision.admitted)]
+    order = [s.key for s in view.waiting]
+    places = [order.index(key) for key in decision.admitted]
+    assert places == sorted(places)
+    by_key = {s.key: s for s in view.waiting}
+    for place, key in enumerate(order):
+        behind = sum(other > place for other in places)
+        if key not in decision.admitted and behind:
+            assert decision.passed[key] == behind
+            assert by_key[key].passed_over < view.max_passes
+
+
+@settings(max_examples=500, deadline=None)
+@given(views())
+def test_preemption_takes_the_youngest_and_admits_nobody(case: tuple[int, SchedulerView]) -> None:
+    _, view = case
+    decision = _decide(case)
     running = [s.key for s in view.running]
     assert decision.preempted == running[::-1][: len(decision.preempted)]
     assert not (decision.preempted and decision.admitted)
     assert not view.running or running[0] not in decision.preempted
+
+
+@settings(max_examples=500, deadline=None)
+@given(views())
+def test_admission_leaves_running_prompts_the_blocks_they_will_need(
+    case: tuple[int, SchedulerView],
+) -> None:
+    which, view = case
+    decision = _decide(case)
+    if not decision.admitted or not view.running:
+        return
+    layout, by_key = LAYOUTS[which], {s.key: s for s in view.waiting}
+    groups = len(layout.groups)
+    needed = sum(
+        blocks_to_hold(layout, by_key[key].known + 1, view.max_step_tokens)
+        for key in decision.admitted
+    )
+    for seq in view.running:
+        needed += max(0, blocks_for(seq.known) - seq.table_len) * groups
+    assert needed <= view.num_free_blocks
+
+
+@settings(max_examples=500, deadline=None)
+@given(views())
+def test_no_more_prompts_are_cut_than_allowed(case: tuple[int, SchedulerView]) -> None:
+    _, view = case
+    decision = _decide(case)
+    by_key = {s.key: s for s in [*view.running, *view.waiting]}
+    rows = {r.key: r.num_rows for r in decision.rows}
+    before = sum(s.known - s.computed > 1 for s in view.running)
+    kept = {s.key for s in view.running} - set(decision.preempted) | set(decision.admitted)
+    cut = sum(by_key[key].known - by_key[key].computed > max(1, rows.get(key, 0)) for key in kept)
+    assert cut <= max(before, view.max_partial)
+
+
+@settings(max_examples=500, deadline=None)
+@given(views())
+def test_a_step_keeps_its_pace(case: tuple[int, SchedulerView]) -> None:
+    _, view = case
+    decision = _decide(case)
+    load = decision.load
+    by_key = {s.key: s for s in [*view.running, *view.waiting]}
+    decodes = StepLoad()
+    for rows in decision.rows:
+        seq = by_key[rows.key]
+        if seq.key < 100 and seq.known - seq.computed == 1:
+            decodes.add(seq.computed, 1)
+    if view.pace is None or not decodes.decode_rows:
+        return
+    within = decodes_s = view.pace.model.predict(decodes)
+    within += max(0.0, view.pace.left_s(decodes))
+    over = view.pace.model.predict(load) > within * (1 + 1e-9)
+    prompt_rows = sum(r.num_rows for r in decision.rows) - decodes.decode_rows
+    assert not over or prompt_rows <= MIN_CHUNK
+    assert decodes_s <= within
 
 
 @settings(max_examples=500, deadline=None)
@@ -111,9 +226,43 @@ def test_a_decision_depends_on_the_view_alone(case: tuple[int, SchedulerView]) -
     assert _decide(case) == _decide(case)
 
 
+def _rows(view: SchedulerView) -> dict[int, int]:
+    return {r.key: r.num_rows for r in schedule(LAYOUTS[0], view).rows}
+
+
 def test_decodes_run_beside_a_long_prompt() -> None:
     decoding = [SequenceView(i, 30, 31, 2, 2) for i in range(3)]
     prompt = SequenceView(9, 0, 1000)
     view = SchedulerView([*decoding, prompt], [], 500, 64, 8, 4)
-    rows = {r.key: r.num_rows for r in schedule(LAYOUTS[0], view).rows}
-    assert rows == {0: 1, 1: 1, 2: 1, 9: 61}
+    assert _rows(view) == {0: 1, 1: 1, 2: 1, 9: 61}
+
+
+def test_a_short_prompt_overtakes_a_long_one_amid_its_chunks() -> None:
+    long = SequenceView(1, 512, 4000, 32, 32, rank=1)
+    short = SequenceView(2, 0, 40, rank=0)
+    assert _rows(SchedulerView([long], [short], 500, 64, 8, 1)) == {2: 40, 1: 24}
+
+
+def test_a_chunk_is_as_long_as_the_step_may_be() -> None:
+    decoding = SequenceView(1, 99, 100, 7, 7)
+    prompt = SequenceView(2, 0, 1000)
+    # The decode takes 1.25 s, and 40 rows of the prompt as long again.
+    for pace, rows in ((Pace(SLOW, 2.5), 40), (Pace(SLOW, 0.0, 2.0), 40), (Pace(SLOW, 1.0), 16)):
+        view = SchedulerView([decoding], [prompt], 500, 512, 8, 1, pace=pace)
+        assert _rows(view) == {1: 1, 2: rows}
+    # Nobody waits for the end of a step without decodes.
+    assert _rows(SchedulerView([], [prompt], 500, 512, 8, 0, pace=Pace(SLOW, 1.3))) == {2: 512}
+
+
+def test_what_does_not_fit_is_passed_over_and_then_waited_for() -> None:
+    running = [SequenceView(1, 30, 31, 2, 2)]
+    for passed_over, admitted in ((2, [8, 9]), (3, [])):
+        waiting = [
+            SequenceView(7, 0, 900, passed_over=passed_over),
+            SequenceView(8, 0, 20),
+            SequenceView(9, 0, 30),
+        ]
+        view = SchedulerView(running, waiting, 20, 64, 8, 1, max_passes=3)
+        decision = schedule(LAYOUTS[0], view)
+        assert decision.admitted == admitted
+        assert decision.passed[7] == len(admitted)

@@ -1,0 +1,87 @@
+"""The queue: sequences that wait, their tickets, and the order in which prompts get rows."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from headrace.engine.order import Moment, OrderPolicy, Ticket, arrange
+from headrace.engine.request import SequenceState, Status
+
+# Sequences that an order looks at, the first by arrival: it is asked for in every step that may
+# admit one. A server has no more than that waiting.
+WINDOW = 512
+
+
+class WaitQueue:
+    """Owns the sequences that wait.
+
+    `served`: prompt tokens computed so far, by which an order measures how long anybody has waited.
+    """
+
+    def __init__(self, policy: OrderPolicy, clock: Callable[[], float]) -> None:
+        self.policy = policy
+        self.served = 0
+        self.num_passes = 0
+        self.num_tokens = 0  # positions of all that wait
+        self._num_cached = 0  # of them
+        self._clock = clock
+        self._begun: dict[int, SequenceState] = {}
+        self._new: dict[int, SequenceState] = {}
+
+    def __len__(self) -> int:
+        return len(self._begun) + len(self._new)
+
+    def values(self) -> Iterator[SequenceState]:
+        """Those that ran before, then the others by arrival."""
+        return itertools.chain(self._begun.values(), self._new.values())
+
+    def push(self, seq: SequenceState) -> None:
+        """A sequence that has just come."""
+        seq.ticket.ahead = self.num_tokens - self._num_cached
+        seq.ticket.served_before = self.served
+        self._new[seq.key] = seq
+        self._count(seq, 1)
+
+    def push_back(self, seq: SequenceState) -> None:
+        """A sequence that ran before."""
+        seq.status = Status.WAITING
+        seq.ticket.begun = True
+        self._begun[seq.key] = seq
+        self._count(seq, 1)
+
+    def pop(self, seq: SequenceState) -> None:
+        """Take a sequence out, to run or to end; those that do not wait are ignored."""
+        if self._begun.pop(seq.key, None) or self._new.pop(seq.key, None):
+            self._count(seq, -1)
+
+    def find(self, key: int) -> SequenceState:
+        """A sequence that waits."""
+        return self._begun[key] if key in self._begun else self._new[key]
+
+    def note_cached(self, seq: SequenceState, num_tokens: int) -> None:
+        """The prefix cache holds so many positions of a sequence that waits."""
+        self._num_cached += num_tokens - seq.ticket.cached
+        seq.ticket.cached = num_tokens
+
+    def note_passes(self, passed: Mapping[int, int]) -> None:
+        """`passed`: sequences that did not fit, and how many were admitted in their place."""
+        for key, times in passed.items():
+            self.find(key).ticket.passed_over += times
+            self.num_passes += times
+
+    def ordered(self, prompts: Iterable[SequenceState], can_admit: bool) -> list[SequenceState]:
+        """`prompts` (running sequences amid their prompts) and, if any can be admitted, those that
+        wait, in the order in which they should get rows."""
+        waiting = itertools.islice(self.values(), WINDOW) if can_admit else ()
+        seqs = {seq.key: seq for seq in itertools.chain(prompts, waiting)}
+        for seq in seqs.values():
+            seq.ticket.num_tokens = len(seq.tokens)
+            seq.ticket.done = max(seq.computed, seq.ticket.cached)
+        tickets: list[Ticket] = [seq.ticket for seq in seqs.values()]
+        moment = Moment(self._clock(), self.served)
+        return [seqs[ticket.number] for ticket in arrange(self.policy, moment, tickets)]
+
+    def _count(self, seq: SequenceState, times: int) -> None:
+        self.num_tokens += times * len(seq.tokens)
+        self._num_cached += times * seq.ticket.cached

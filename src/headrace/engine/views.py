@@ -1,0 +1,51 @@
+"""What the scheduler may know: values, made for every step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from headrace.engine.step_time import Pace
+
+
+class SequenceView(msgspec.Struct, frozen=True, gc=False):
+    """What the scheduler may know of a sequence.
+
+    `key` identifies it to the caller. `computed` positions have KV; `known` tokens exist (known -
+    computed rows could run now). `table_len`: entries of its block tables. `held`: blocks that
+    preempting it would free (0 references shared with others). `num_choices`: sequences it becomes.
+    `rank`: its place among all prompts, running or waiting, that want rows; of equal ones those
+    that run go first. `passed_over`: how often another was admitted although it did not fit.
+    """
+
+    key: int
+    computed: int
+    known: int
+    table_len: int = 0
+    held: int = 0
+    num_choices: int = 1
+    rank: int = 0
+    passed_over: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerView:
+    """Snapshot. `running` in order of admission, `waiting` in the order they should be admitted.
+
+    `max_partial`: sequences whose prompts may be cut at the same time. `max_passes`: how often one
+    that does not fit is passed over. `pace`: how long a step may take, None for as long as its
+    tokens last.
+    """
+
+    running: Sequence[SequenceView]
+    waiting: Sequence[SequenceView]
+    num_free_blocks: int
+    max_step_tokens: int
+    max_num_seqs: int
+    # Sequences that the running ones will become (choices still to be forked included).
+    num_reserved_seqs: int = 0
+    max_partial: int = 1 << 30
+    max_passes: int = 1 << 30
+    pace: Pace | None = None
