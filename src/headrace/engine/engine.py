@@ -72,6 +72,7 @@ class Engine:
         self._keys = itertools.count()
         self._stats = EngineStats(num_blocks=backend.num_blocks)
         self._events: list[Event] = []
+        self._num_ended = 0  # requests, in the step that runs
 
     # ---- requests in ----
 
@@ -174,8 +175,11 @@ class Engine:
     def _note_step(self, decision: Decision, result: StepResult, seconds: float) -> None:
         """What a step that took so long says to the next ones, and to operators."""
         stats, load = self._stats, decision.load
-        waited_s = result.waited_s - stats.lease_wait_s
-        self._pacer.fit.observe(load, seconds - waited_s)
+        taken_s = seconds - (result.waited_s - stats.lease_wait_s)
+        self._pacer.fit.observe(load, taken_s)
+        prompt_s = self._pacer.prompt_s(load, taken_s)
+        self._waiting.work.note(prompt_s, load.prompt_rows, taken_s - prompt_s, self._num_ended)
+        self._num_ended = 0
         stats.num_steps += 1
         stats.last_step_s = seconds
         stats.lease_wait_s = result.waited_s
@@ -236,7 +240,6 @@ class Engine:
         for key in decision.preempted:
             self._preempt(self._running.pop(key))
         self._waiting.note_passes(decision.passed)
-        self._waiting.served += decision.load.prompt_rows
         for key in decision.admitted:
             seq = self._waiting.find(key)
             self._waiting.pop(seq)
@@ -355,6 +358,7 @@ class Engine:
                 self._free(each)
         if request.num_unfinished == 0 and len(request.sequences) == request.params.n:
             del self._requests[request.request_id]
+            self._num_ended += 1
             self._events.append(self._done(request))
         elif seq.status is Status.RUNNING:
             seq.tables.trim(seq.computed)

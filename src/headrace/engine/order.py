@@ -1,8 +1,8 @@
 """In which order prompts get rows: pure functions of the queue's tickets.
 
 Every order puts first, in order of arrival, who has waited longer than `max_wait_s`, whatever its
-priority. Then come the priority classes, lowest number first. Within a class, sequences that ran
-before (preempted, or split off a request) go first, then those that are due, and then the rest:
+priority. Then come the priority classes, lowest number first, and within a class sequences that ran
+before (preempted, or split off a request). The others of a class go by one of these:
 
 - `fcfs`: by arrival.
 - `lpm`: longest cached prefix first.
@@ -11,10 +11,11 @@ before (preempted, or split off a request) go first, then those that are due, an
 - `shortest`: least uncached work first.
 - `response-ratio`: longest wait in units of the own uncached work first (Brinch Hansen, 1971).
 
-Due is what first come, first served would have begun long ago: since a request came, the engine has
-computed `patience` times the prompt tokens that waited when it came, or that wait now if that is
-more. So nobody waits much longer than somebody would have to in a queue without overtaking, and
-overtaking is bounded, whatever arrives.
+Overtaking is bounded by what a queue without it would do. First come, first served lets a newcomer
+wait for all the work that is there. An order may let a request wait `patience` times that long: for
+the work that was there when it came, or that is there now if that is more. So a request may go
+before those that came before it only if each of them could still begin in time after it and after
+all that came before them; the others go last, by arrival. Nobody waits longer, whatever arrives.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ class Ticket:
 
     `number`: rises with arrival. `num_tokens`: its positions; `done` of them need no computing, as
     they are computed or cached; `cached`: those that the prefix cache holds. `begun`: it ran
-    before. `ahead`: uncached tokens that waited when it came; `served_before`: tokens that the
-    engine had computed by then. `path`: what its cached blocks hold, in order (dfs-weight only).
+    before. `ahead_s`: work that waited when it came, in seconds. `path`: what its cached blocks
+    hold, in order (dfs-weight only).
     `passed_over`: how often another was admitted in its place because it did not fit.
     """
 
@@ -54,8 +55,7 @@ class Ticket:
     done: int = 0
     cached: int = 0
     begun: bool = False
-    ahead: int = 0
-    served_before: int = 0
+    ahead_s: float = 0.0
     passed_over: int = 0
     path: tuple[Any, ...] = ()
 
@@ -76,34 +76,72 @@ class OrderPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """When an order is asked for. `served`: prompt tokens that the engine has computed so far."""
+    """When an order is asked for, and what takes how much of the engine's time: a token of a prompt
+    `token_s`, and a request beside that (its output, above all) `request_s`."""
 
     now_s: float
-    served: int
+    token_s: float = 0.0
+    request_s: float = 0.0
+
+    def work_s(self, num_tokens: int, num_requests: int = 1) -> float:
+        """Of prompts with so many uncached tokens together."""
+        return self.token_s * num_tokens + self.request_s * num_requests
 
 
-Key = tuple[Any, ...]
-
-
-def arrange(policy: OrderPolicy, moment: Moment, tickets: Sequence[Ticket]) -> list[Ticket]:
+def arrange(policy: OrderPolicy, moment: Moment, tickets: Iterable[Ticket]) -> list[Ticket]:
     """The tickets in the order in which they should get rows."""
-    if len(tickets) < 2:
-        return list(tickets)
-    rank = _RANKS[policy.order](tickets, moment)
-    backlog = sum(t.num_tokens - t.done for t in tickets)
-    patience, expired_before = policy.patience, moment.now_s - policy.max_wait_s
-    served = moment.served
-
-    def key(t: Ticket) -> Key:
+    queue = sorted(tickets, key=lambda t: t.number)
+    if len(queue) < 2:
+        return queue
+    rank = _RANKS[policy.order](queue, moment)
+    expired_before = moment.now_s - policy.max_wait_s
+    tiers: dict[tuple[int, int, int], list[Ticket]] = {}
+    for t in queue:
         if t.arrived_s <= expired_before:
-            return (0, 0, 0, t.number)
-        if t.begun:
-            return (1, t.priority, 0, t.number)
-        if served - t.served_before >= patience * max(backlog, t.ahead):
-            return (1, t.priority, 1, t.number)
-        return (1, t.priority, 2, rank(t), t.number)
+            tier = (0, 0, 0)
+        else:
+            tier = (1, t.priority, 0 if t.begun else 1)
+        tiers.setdefault(tier, []).append(t)
+    ordered: list[Ticket] = []
+    slack = _Slack(policy.patience, moment, queue)
+    for tier in sorted(tiers):
+        if tier[2] == 0:
+            ordered += tiers[tier]
+            slack.skip(tiers[tier])
+        else:
+            free, late = slack.split(tiers[tier])
+            ordered += sorted(free, key=lambda t: (rank(t), t.number))
+            ordered += late
+    return ordered
 
-    return sorted(tickets, key=key)
+
+class _Slack:
+    """How much work may still go before each ticket, walked along in order of arrival."""
+
+    def __init__(self, patience: float, moment: Moment, queue: Sequence[Ticket]) -> None:
+        self._patience = patience
+        self._moment = moment
+        self._backlog_s = moment.work_s(sum(t.num_tokens - t.done for t in queue), len(queue))
+        self._before_s = 0.0
+        self._least_s = math.inf
+
+    def skip(self, tickets: Iterable[Ticket]) -> None:
+        """Work that goes first in any case."""
+        self._before_s += sum(self._moment.work_s(t.num_tokens - t.done) for t in tickets)
+
+    def split(self, tickets: Iterable[Ticket]) -> tuple[list[Ticket], list[Ticket]]:
+        """Those that may go before all that came before them, and those that may not."""
+        free, late = [], []
+        moment, patience, backlog_s = self._moment, self._patience, self._backlog_s
+        before_s, least_s = self._before_s, self._least_s
+        for t in tickets:
+            work_s = moment.token_s * (t.num_tokens - t.done) + moment.request_s
+            (free if work_s <= least_s else late).append(t)
+            longest_s = patience * max(backlog_s, t.ahead_s)
+            least_s = min(least_s, longest_s - (moment.now_s - t.arrived_s) - before_s)
+            before_s += work_s
+        self._before_s, self._least_s = before_s, least_s
+        return free, late
 
 
 Rank = Callable[[Ticket], Any]

@@ -11,17 +11,41 @@ from headrace.engine.request import SequenceState, Status
 # Sequences that an order looks at, the first by arrival: it is asked for in every step that may
 # admit one. A server has no more than that waiting.
 WINDOW = 512
+_KEEP_REQUEST = 0.99
+
+
+class WorkMeter:
+    """What takes how much of the engine's time, from the steps that were: a token of a prompt, and
+    a request beside its prompt. Exponentially weighted by requests, about the last hundred."""
+
+    def __init__(self) -> None:
+        self.token_s = 0.0
+        self.request_s = 0.0
+        self._prompt_s = self._other_s = 0.0
+        self._num_tokens = self._num_requests = 0.0
+
+    def note(self, prompt_s: float, num_tokens: int, other_s: float, num_ended: int) -> None:
+        """A step took `prompt_s` for so many tokens of prompts and `other_s` beside; so many
+        requests ended with it."""
+        self._prompt_s += prompt_s
+        self._num_tokens += num_tokens
+        self._other_s += other_s
+        self._num_requests += num_ended
+        if self._num_tokens:
+            self.token_s = self._prompt_s / self._num_tokens
+        if num_ended and self._num_requests:
+            self.request_s = self._other_s / self._num_requests
+            keep = _KEEP_REQUEST**num_ended
+            self._prompt_s, self._num_tokens = keep * self._prompt_s, keep * self._num_tokens
+            self._other_s, self._num_requests = keep * self._other_s, keep * self._num_requests
 
 
 class WaitQueue:
-    """Owns the sequences that wait.
-
-    `served`: prompt tokens computed so far, by which an order measures how long anybody has waited.
-    """
+    """Owns the sequences that wait."""
 
     def __init__(self, policy: OrderPolicy, clock: Callable[[], float]) -> None:
         self.policy = policy
-        self.served = 0
+        self.work = WorkMeter()
         self.num_passes = 0
         self.num_tokens = 0  # positions of all that wait
         self._num_cached = 0  # of them
@@ -38,8 +62,7 @@ class WaitQueue:
 
     def push(self, seq: SequenceState) -> None:
         """A sequence that has just come."""
-        seq.ticket.ahead = self.num_tokens - self._num_cached
-        seq.ticket.served_before = self.served
+        seq.ticket.ahead_s = self._moment().work_s(self.num_tokens - self._num_cached, len(self))
         self._new[seq.key] = seq
         self._count(seq, 1)
 
@@ -79,8 +102,11 @@ class WaitQueue:
             seq.ticket.num_tokens = len(seq.tokens)
             seq.ticket.done = max(seq.computed, seq.ticket.cached)
         tickets: list[Ticket] = [seq.ticket for seq in seqs.values()]
-        moment = Moment(self._clock(), self.served)
-        return [seqs[ticket.number] for ticket in arrange(self.policy, moment, tickets)]
+        arranged = arrange(self.policy, self._moment(), tickets)
+        return [seqs[ticket.number] for ticket in arranged]
+
+    def _moment(self) -> Moment:
+        return Moment(self._clock(), self.work.token_s, self.work.request_s)
 
     def _count(self, seq: SequenceState, times: int) -> None:
         self.num_tokens += times * len(seq.tokens)

@@ -267,3 +267,11 @@ class Pacer:
         if self._target_s is None:
             return Pace(model, DERIVED_LEAST_S, DERIVED_MULTIPLE)
         return Pace(model, self._target_s)
+
+    def prompt_s(self, load: StepLoad, seconds: float) -> float:
+        """Of the seconds of a step, those that its prompts took: their share by the fit."""
+        model = self.fit.model
+        if model is None or not load.prompt_rows:
+            return 0.0
+        prompts = model.prompt_row * load.prompt_rows + model.prompt_context * load.prompt_context
+        return seconds * prompts / max(model.predict(load), 1e-12)

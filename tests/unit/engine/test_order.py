@@ -19,7 +19,6 @@ UNBOUNDED = {"patience": math.inf, "max_wait_s": math.inf}
 def queues(draw: st.DrawFn) -> tuple[Moment, list[Ticket]]:
     """Tickets in order of arrival, shuffled."""
     now = draw(st.integers(0, 1000))
-    served = draw(st.integers(0, 5000))
     arrivals = sorted(draw(st.lists(st.integers(0, now), max_size=12)))
     tickets = []
     for number, arrived in enumerate(arrivals):
@@ -35,12 +34,11 @@ def queues(draw: st.DrawFn) -> tuple[Moment, list[Ticket]]:
                 done=cached,
                 cached=cached,
                 begun=draw(st.booleans()),
-                ahead=draw(st.integers(0, 4000)),
-                served_before=draw(st.integers(0, served)),
+                ahead_s=draw(st.integers(0, 4000)),
                 path=path,
             )
         )
-    return Moment(now, served), draw(st.permutations(tickets))
+    return Moment(now, draw(st.sampled_from([0.0, 0.5, 1.0])), 3.0), draw(st.permutations(tickets))
 
 
 def _numbers(tickets: list[Ticket]) -> list[int]:
@@ -53,24 +51,40 @@ def test_tiers(
     case: tuple[Moment, list[Ticket]], order: QueueOrder, patience: float, max_wait_s: float
 ) -> None:
     """All tickets, once; those beyond the cap by arrival, then the classes; in a class those that
-    ran before, then those that are due, then the rest."""
+    ran before, by arrival, then the rest."""
     moment, tickets = case
     arranged = arrange(OrderPolicy(order, patience, max_wait_s), moment, tickets)
     assert sorted(_numbers(arranged)) == sorted(_numbers(tickets))
-    backlog = sum(t.uncached for t in tickets)
 
     def tier(t: Ticket) -> tuple[int, ...]:
         if moment.now_s - t.arrived_s >= max_wait_s:
             return (0,)
-        due = moment.served - t.served_before >= patience * max(backlog, t.ahead)
-        return (1, t.priority, 0 if t.begun else 1 if due else 2)
+        return (1, t.priority, 0 if t.begun else 1)
 
     tiers = [tier(t) for t in arranged]
     assert tiers == sorted(tiers)
     for each in set(tiers):
-        if each[-1] != 2:
-            same = [t.number for t, other in zip(arranged, tiers, strict=True) if other == each]
-            assert same == sorted(same)
+        same = [t.number for t, other in zip(arranged, tiers, strict=True) if other == each]
+        assert (each[-1] == 1 and len(each) > 1) or same == sorted(same)
+
+
+@settings(max_examples=300, deadline=None)
+@given(queues(), st.sampled_from(QueueOrder), st.floats(0, 2))
+def test_who_goes_first_delays_nobody_beyond_its_time(
+    case: tuple[Moment, list[Ticket]], order: QueueOrder, patience: float
+) -> None:
+    moment, tickets = case
+    if not tickets:
+        return
+    for t in tickets:
+        t.begun, t.priority = False, 0
+    first = arrange(OrderPolicy(order, patience, math.inf), moment, tickets)[0]
+    backlog = sum(moment.work_s(t.uncached) for t in tickets)
+    for t in tickets:
+        if t.number < first.number:
+            before = sum(moment.work_s(o.uncached) for o in tickets if o.number < t.number)
+            begins = moment.now_s - t.arrived_s + moment.work_s(first.uncached) + before
+            assert begins <= patience * max(backlog, t.ahead_s) + 1e-6
 
 
 @settings(max_examples=300, deadline=None)
@@ -117,42 +131,39 @@ def test_dfs_weight_by_its_definition(case: tuple[Moment, list[Ticket]]) -> None
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.lists(st.tuples(st.integers(1, 300), st.integers(0, 299)), max_size=4)),
-    st.floats(0, 2),
+    st.integers(0, 8),
+    st.integers(0, 50),
 )
-def test_overtaking_is_bounded_whatever_arrives(
-    order: QueueOrder, arrivals: list[list[tuple[int, int]]], patience: float
+def test_nobody_waits_longer_than_the_work_that_was_there(
+    order: QueueOrder, arrivals: list[list[tuple[int, int]]], quarters: int, request_s: int
 ) -> None:
-    """One server, whole prompts, a queue of at most 1,000 tokens: nobody is overtaken by more work
-    than `patience` times that and one prompt more."""
-    room, longest = 1000, 300
-    policy = OrderPolicy(order, patience, math.inf)
+    """One server, whole prompts, a second for each token: a request begins within `patience` times
+    the most work that was there while it waited, or when it would first come, first served."""
+    policy = OrderPolicy(order, quarters / 4, math.inf)
     waiting: list[Ticket] = []
-    overtaken: dict[int, int] = {}
-    served = number = 0
-    for step, batch in enumerate([*arrivals, *[[]] * 50]):
+    longest: dict[int, float] = {}
+    now = number = 0
+    for batch in [*arrivals, *[[]] * 200]:
         for num_tokens, cached in batch:
-            ahead = sum(t.uncached for t in waiting)
             done = min(cached, num_tokens - 1)
-            if ahead + num_tokens - done <= room:
-                waiting.append(
-                    Ticket(
-                        number,
-                        num_tokens,
-                        float(step),
-                        done=done,
-                        cached=done,
-                        ahead=ahead,
-                        served_before=served,
-                    )
-                )
-                overtaken[number] = 0
-                number += 1
+            ahead = sum(t.uncached + request_s for t in waiting)
+            waiting.append(Ticket(number, num_tokens, now, done=done, cached=done, ahead_s=ahead))
+            longest[number] = ahead
+            number += 1
         if not waiting:
             continue
-        first = arrange(policy, Moment(float(step), served), waiting)[0]
-        waiting.remove(first)
-        served += first.uncached
+        backlog = sum(t.uncached + request_s for t in waiting)
         for t in waiting:
-            if t.number < first.number:
-                overtaken[t.number] += first.uncached
-    assert all(work <= patience * room + longest for work in overtaken.values())
+            longest[t.number] = max(longest[t.number], policy.patience * backlog)
+        first = arrange(policy, Moment(now, 1.0, request_s), waiting)[0]
+        assert now - first.arrived_s <= longest[first.number]
+        waiting.remove(first)
+        now += first.uncached + request_s
+
+
+@pytest.mark.parametrize("order", [QueueOrder.SHORTEST, QueueOrder.RESPONSE_RATIO])
+def test_the_cap_lets_the_oldest_of_any_class_go_first(order: QueueOrder) -> None:
+    low, high = Ticket(0, 500, arrived_s=0.0, priority=9), Ticket(1, 5, arrived_s=99.0)
+    policy = OrderPolicy(order, math.inf, 100.0)
+    assert arrange(policy, Moment(99.9), [low, high]) == [high, low]
+    assert arrange(policy, Moment(100.0), [low, high]) == [low, high]
