@@ -1,0 +1,1 @@
+"""Discrete-event simulator: the real engine over a backend whose time is virtual."""
