@@ -131,7 +131,8 @@ class _Slack:
 
     def split(self, tickets: Iterable[Ticket]) -> tuple[list[Ticket], list[Ticket]]:
         """Those that may go before all that came before them, and those that may not."""
-        free, late = [], []
+        free: list[Ticket] = []
+        late: list[Ticket] = []
         moment, patience, backlog_s = self._moment, self._patience, self._backlog_s
         before_s, least_s = self._before_s, self._least_s
         for t in tickets:
