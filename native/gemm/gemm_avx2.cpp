@@ -25,6 +25,9 @@ constexpr size_t kRowBlockBytes = 384 * 1024;
 // How far ahead weights are requested, at least: requests for what is near get in the way of the
 // hardware's own. Read at two rows of k = 512, Q4_1: 28 GB/s; from 5 KiB ahead 18; without 8.
 constexpr size_t kAheadBytes = 12 * 1024;
+// The same of one stream. Read at one row, all types, two Zen 3 cores: 35 GB/s of the 36 that a
+// plain read reaches; from 1 KiB ahead 34, from 4 to 16 KiB 31; without 28.
+constexpr size_t kStreamAheadBytes = 2 * 1024;
 
 HEADRACE_INLINE __m256i load256(const void* p) {
   return _mm256_loadu_si256(static_cast<const __m256i*>(p));
@@ -462,12 +465,16 @@ void run_rows(const Job& job, int32_t tile, int32_t tile_end, Range rows) {
   }
 }
 
-// One stream of weights, read once: the hardware looks ahead better by itself.
+// Weights read once: one stream, or for floats, which need no unpacking, several side by side. The
+// hardware looks ahead well enough for these: 36 GB/s of 37, and 34 with requests.
 template <class P>
 void run_one_row(const Job& job, Range tiles) {
   constexpr int T = P::kDecodeTiles;
   int32_t tile = tiles.begin;
-  for (; tile + T <= tiles.end; tile += T) run_block<P, T, 1>(job, tile, 0, nullptr);
+  for (; tile + T <= tiles.end; tile += T) {
+    const uint8_t* w = job.w.data + job.w.tile_bytes * tile;
+    run_block<P, T, 1>(job, tile, 0, T == 1 ? w + kStreamAheadBytes : nullptr);
+  }
   for (; tile < tiles.end; ++tile) run_block<P, 1, 1>(job, tile, 0, nullptr);
 }
 
