@@ -263,16 +263,17 @@ void softmax_line(const Work& work, int32_t split, int32_t line) {
   work.sum[line] = reduce8(total);
 }
 
-// P.V of the lines [line, line + lines) of one tile over the keys [begin, end) of a split, which
-// lie row by row from `values` on.
+// P.V of the lines [line, line + lines) of one tile over the keys [begin, end) of a split, whose
+// blocks from `origin` on are in `values`.
 template <typename Codes>
 inline void add_values(const Work& work, int32_t line, int32_t lines, Range keys,
-                       const typename Codes::Code* values, const typename Codes::Code* ahead) {
+                       const Part<Codes>* values, int32_t origin) {
   const int32_t dim = work.params.head_dim;
-  const float* e = work.scores + static_cast<int64_t>(line) * kScoreStride + keys.begin;
+  const int32_t start = origin * kBlockLen;
+  const float* e = work.scores + static_cast<int64_t>(line) * kScoreStride + start;
   float* acc = work.acc + static_cast<int64_t>(line) * dim;
   with_count(lines, [&](auto n) {
-    value_row<Codes, n.value>(values, ahead, dim, e, keys.end - keys.begin, acc, dim);
+    value_row<Codes, n.value>(values, {keys.begin - start, keys.end - start}, 0, dim, e, acc);
   });
 }
 
@@ -304,27 +305,23 @@ inline void for_visible(const Work& work, int32_t split, int32_t tile, Range wit
   }
 }
 
+// P.V of one tile over the blocks [begin, end) of a split, of which `values` is the first.
+template <typename Codes>
+inline void value_blocks(const Work& work, int32_t split, int32_t tile, Range blocks,
+                         const Part<Codes>* values) {
+  for_visible(work, split, tile, keys_of(blocks), [&](int32_t line, int32_t n, Range keys) {
+    add_values<Codes>(work, line, n, keys, values, blocks.begin);
+  });
+}
+
 template <typename Codes>
 void value_split(const Work& work, int32_t split) {
-  const int32_t dim = work.params.head_dim;
   for_panels<Codes>(work, split, true, [&](Range blocks, const Part<Codes>* parts) {
-    if (work.num_tiles == 1) {
-      for (int32_t b = blocks.begin; b < blocks.end; ++b) {
-        const Part<Codes>& part = parts[b - blocks.begin];
-        for_visible(work, split, 0, keys_of({b, b + 1}), [&](int32_t line, int32_t n, Range keys) {
-          const int32_t offset = keys.begin % kBlockLen * dim;
-          add_values<Codes>(work, line, n, keys, part.codes + offset, part.ahead + offset);
-        });
-      }
-      return;
-    }
+    if (work.num_tiles == 1) return value_blocks(work, split, 0, blocks, parts);
     Part<FloatCodes> floats[kPanelBlocks];
     expand_panel(work, blocks, parts, floats);
     for (int32_t tile = 0; tile < work.num_tiles; ++tile) {
-      for_visible(work, split, tile, keys_of(blocks), [&](int32_t line, int32_t n, Range keys) {
-        const float* values = work.panel + (keys.begin - blocks.begin * kBlockLen) * dim;
-        add_values<FloatCodes>(work, line, n, keys, values, values);
-      });
+      value_blocks(work, split, tile, blocks, floats);
     }
   });
 }

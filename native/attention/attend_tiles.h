@@ -10,15 +10,21 @@ namespace headrace {
 namespace HEADRACE_ISA_NS {
 namespace {
 
-// Vectors beside each other in a tile of so many lines: 24 accumulators of 32 registers, or (as a
-// V16 takes two) 12 of 16.
+// A tile of so many lines is kWide vectors wide: at most 24 accumulators of 32 registers, or 12 of
+// 16. Few lines are wide, that enough chains are under way: a multiply-add takes four cycles.
 #if defined(HEADRACE_V16_AVX512)
+using Wide = V16;
 template <int kLines>
 constexpr int kWide = 4;
 #else
+using Wide = V8;
 template <int kLines>
-constexpr int kWide = kLines <= kTileLines / 2 ? 2 : 1;
+constexpr int kWide = kLines == 1                ? 8
+                      : kLines <= kTileLines / 2 ? 4
+                                                 : 2;
 #endif
+template <typename V>
+constexpr int kLanes = static_cast<int>(sizeof(V) / sizeof(float));
 
 // How stored K and V become floats, exactly.
 struct HalfCodes {
@@ -98,15 +104,56 @@ inline void expand(const Part<Codes>& part, int32_t count, float* out) {
   }
 }
 
+template <typename V, typename Codes>
+inline V load_codes(const typename Codes::Code* p) {
+  if constexpr (kLanes<V> == 8) {
+    return Codes::load8(p);
+  } else {
+    return Codes::load16(p);
+  }
+}
+
+// sum[r][v] = fma(weight(r), vector(v), sum[r][v]). The fewer of the two stay in registers while
+// the others pass by: with all sums, they just fit.
+template <typename V, int kLines, int kVectors, typename Weight, typename Vector>
+[[gnu::always_inline]] inline void add_outer(V (&sum)[kLines][kVectors], Weight weight,
+                                             Vector vector) {
+  const auto add = [&](auto r, auto v, V w, V x) __attribute__((always_inline)) {
+    sum[r.value][v.value] = fma(w, x, sum[r.value][v.value]);
+  };
+  if constexpr (kLines < kVectors) {
+    V weights[kLines];
+    unrolled<kLines>([&](auto r)
+                         __attribute__((always_inline)) { weights[r.value] = fill<V>(weight(r)); });
+    unrolled<kVectors>([&](auto v) __attribute__((always_inline)) {
+      const V x = vector(v);
+      unrolled<kLines>([&](auto r)
+                           __attribute__((always_inline)) { add(r, v, weights[r.value], x); });
+    });
+  } else {
+    V vectors[kVectors];
+    unrolled<kVectors>([&](auto v)
+                           __attribute__((always_inline)) { vectors[v.value] = vector(v); });
+    unrolled<kLines>([&](auto r) __attribute__((always_inline)) {
+      const V w = fill<V>(weight(r));
+      unrolled<kVectors>([&](auto v)
+                             __attribute__((always_inline)) { add(r, v, w, vectors[v.value]); });
+    });
+  }
+}
+
 // scores[r][16 * b + j] = sum_d q[d][r] * keys[b][d][j], times the key's scale, of kBlocks blocks.
 template <typename Codes, int kLines, int kBlocks>
 inline void score_tile(const Part<Codes>* keys, const float* q, int32_t dim, float* scores) {
   using Code = typename Codes::Code;
   constexpr int kStep = static_cast<int>(kLineBytes / sizeof(Code)) / kBlockLen;
-  V16 acc[kLines][kBlocks];
+  constexpr int kPerBlock = kBlockLen / kLanes<Wide>;
+  constexpr int kVectors = kBlocks * kPerBlock;
+  const auto lane_of = [](auto v) { return v.value % kPerBlock * kLanes<Wide>; };
+  Wide sum[kLines][kVectors];
   unrolled<kLines>([&](auto r) __attribute__((always_inline)) {
-    unrolled<kBlocks>([&](auto b)
-                          __attribute__((always_inline)) { acc[r.value][b.value] = zero16(); });
+    unrolled<kVectors>(
+        [&](auto v) __attribute__((always_inline)) { sum[r.value][v.value] = fill<Wide>(0.0f); });
   });
   const Code* at[kBlocks];
   const Code* ahead[kBlocks];
@@ -119,114 +166,93 @@ inline void score_tile(const Part<Codes>* keys, const float* q, int32_t dim, flo
       unrolled<kBlocks>([&](auto b) __attribute__((always_inline)) { touch(ahead[b.value] + d); });
     }
     unrolled<kStep>([&](auto i) __attribute__((always_inline)) {
-      V16 key[kBlocks];
-      unrolled<kBlocks>([&](auto b) __attribute__((always_inline)) {
-        key[b.value] = Codes::load16(at[b.value] + d + i.value * kBlockLen);
-      });
-      unrolled<kLines>([&](auto r) __attribute__((always_inline)) {
-        const V16 weight = splat16(q[i.value * kLines + r.value]);
-        unrolled<kBlocks>([&](auto b) __attribute__((always_inline)) {
-          acc[r.value][b.value] = fma(weight, key[b.value], acc[r.value][b.value]);
-        });
-      });
+      add_outer(
+          sum, [&](auto r) { return q[i.value * kLines + r.value]; },
+          [&](auto v) {
+            return load_codes<Wide, Codes>(at[v.value / kPerBlock] + d + i.value * kBlockLen +
+                                           lane_of(v));
+          });
     });
     q += kStep * kLines;
   }
-  unrolled<kBlocks>([&](auto b) __attribute__((always_inline)) {
-    const float* scales = keys[b.value].scales;
-    float* out = scores + b.value * kBlockLen;
-    if (scales == nullptr) {
-      unrolled<kLines>([&](auto r) __attribute__((always_inline)) {
-        store(out + r.value * kScoreStride, acc[r.value][b.value]);
-      });
-    } else {
-      unrolled<kLines>([&](auto r) __attribute__((always_inline)) {
-        store(out + r.value * kScoreStride, mul(acc[r.value][b.value], load16(scales)));
-      });
-    }
+  unrolled<kVectors>([&](auto v) __attribute__((always_inline)) {
+    constexpr int kBlock = decltype(v)::value / kPerBlock;
+    const float* scales = keys[kBlock].scales;
+    float* out = scores + v.value * kLanes<Wide>;
+    unrolled<kLines>([&](auto r) __attribute__((always_inline)) {
+      Wide& score = sum[r.value][v.value];
+      if (scales != nullptr) {
+        score = mul(score, load_codes<Wide, FloatCodes>(scales + lane_of(v)));
+      }
+      store(out + r.value * kScoreStride, score);
+    });
   });
 }
 
 // score_tile of any number of consecutive blocks.
-template <typename Codes, int kLines>
+template <typename Codes, int kLines, int kBlocks = kWide<kLines> * kLanes<Wide> / kBlockLen>
 inline void score_row(const Part<Codes>* keys, int32_t num_blocks, const float* q, int32_t dim,
                       float* scores) {
-  constexpr int kBlocks = kWide<kLines>;
   int32_t b = 0;
   for (; b + kBlocks <= num_blocks; b += kBlocks) {
     score_tile<Codes, kLines, kBlocks>(keys + b, q, dim, scores + b * kBlockLen);
   }
-  if constexpr (kBlocks > 2) {
-    for (; b + 2 <= num_blocks; b += 2) {
-      score_tile<Codes, kLines, 2>(keys + b, q, dim, scores + b * kBlockLen);
-    }
-  }
-  for (; b < num_blocks; ++b) {
-    score_tile<Codes, kLines, 1>(keys + b, q, dim, scores + b * kBlockLen);
+  if constexpr (kBlocks > 1) {
+    score_row<Codes, kLines, kBlocks / 2>(keys + b, num_blocks - b, q, dim, scores + b * kBlockLen);
   }
 }
 
-template <typename V, typename Codes>
-inline V load_codes(const typename Codes::Code* p) {
-  if constexpr (sizeof(V) == sizeof(V8)) {
-    return Codes::load8(p);
-  } else {
-    return Codes::load16(p);
-  }
-}
-template <typename V>
-inline V load_floats(const float* p) {
-  return load_codes<V, FloatCodes>(p);
-}
+// Keys [begin, end) of consecutive blocks, counted from the first of these.
+struct Keys {
+  int32_t begin;
+  int32_t end;
+};
 
-// acc[r][0 .. kVectors vectors) += sum_j e[r][j] * values[j][...], j increasing.
+// acc[r][0 .. kVectors vectors) += sum_j e[r][j] * values[j][column ...], j increasing.
 template <typename Codes, typename V, int kLines, int kVectors>
-inline void value_tile(const typename Codes::Code* values, const typename Codes::Code* ahead,
-                       int32_t stride, const float* e, int32_t num_keys, float* acc, int32_t lda) {
-  constexpr int kLanes = static_cast<int>(sizeof(V) / sizeof(float));
+inline void value_tile(const Part<Codes>* values, Keys keys, int32_t column, int32_t dim,
+                       const float* e, float* acc) {
+  using Code = typename Codes::Code;
   V sum[kLines][kVectors];
   unrolled<kLines>([&](auto r) __attribute__((always_inline)) {
     unrolled<kVectors>([&](auto v) __attribute__((always_inline)) {
-      sum[r.value][v.value] = load_floats<V>(acc + r.value * lda + v.value * kLanes);
+      sum[r.value][v.value] =
+          load_codes<V, FloatCodes>(acc + r.value * dim + column + v.value * kLanes<V>);
     });
   });
-  for (int32_t j = 0; j < num_keys; ++j, values += stride) {
-    if constexpr (sizeof(typename Codes::Code) < sizeof(float)) {
-      touch_codes(ahead, kVectors * kLanes);
-      ahead += stride;
+  for (int32_t j = keys.begin; j < keys.end;) {
+    const Part<Codes>& part = values[j / kBlockLen];
+    const int32_t first = j % kBlockLen * dim + column;
+    const Code* at = part.codes + first;
+    const Code* ahead = part.ahead + first;
+    const int32_t block_end = j / kBlockLen * kBlockLen + kBlockLen;
+    for (const int32_t end = block_end < keys.end ? block_end : keys.end; j < end; ++j) {
+      if constexpr (sizeof(Code) < sizeof(float)) touch_codes(ahead, kVectors * kLanes<V>);
+      add_outer(
+          sum, [&](auto r) { return e[r.value * kScoreStride + j]; },
+          [&](auto v) { return load_codes<V, Codes>(at + v.value * kLanes<V>); });
+      at += dim;
+      ahead += dim;
     }
-    V value[kVectors];
-    unrolled<kVectors>([&](auto v) __attribute__((always_inline)) {
-      value[v.value] = load_codes<V, Codes>(values + v.value * kLanes);
-    });
-    unrolled<kLines>([&](auto r) __attribute__((always_inline)) {
-      const V weight = fill<V>(e[r.value * kScoreStride + j]);
-      unrolled<kVectors>([&](auto v) __attribute__((always_inline)) {
-        sum[r.value][v.value] = fma(weight, value[v.value], sum[r.value][v.value]);
-      });
-    });
   }
   unrolled<kLines>([&](auto r) __attribute__((always_inline)) {
     unrolled<kVectors>([&](auto v) __attribute__((always_inline)) {
-      store(acc + r.value * lda + v.value * kLanes, sum[r.value][v.value]);
+      store(acc + r.value * dim + column + v.value * kLanes<V>, sum[r.value][v.value]);
     });
   });
 }
 
 // value_tile over whole rows of V.
-template <typename Codes, int kLines>
-inline void value_row(const typename Codes::Code* values, const typename Codes::Code* ahead,
-                      int32_t dim, const float* e, int32_t num_keys, float* acc, int32_t lda) {
-  constexpr int kVectors = kWide<kLines>;
-  int32_t d = 0;
-  for (; d + 16 * kVectors <= dim; d += 16 * kVectors) {
-    value_tile<Codes, V16, kLines, kVectors>(values + d, ahead + d, dim, e, num_keys, acc + d, lda);
+template <typename Codes, int kLines, int kVectors = kWide<kLines>>
+inline void value_row(const Part<Codes>* values, Keys keys, int32_t column, int32_t dim,
+                      const float* e, float* acc) {
+  for (; column + kLanes<Wide> * kVectors <= dim; column += kLanes<Wide> * kVectors) {
+    value_tile<Codes, Wide, kLines, kVectors>(values, keys, column, dim, e, acc);
   }
-  for (; d + 16 <= dim; d += 16) {
-    value_tile<Codes, V16, kLines, 1>(values + d, ahead + d, dim, e, num_keys, acc + d, lda);
-  }
-  if (d < dim) {
-    value_tile<Codes, V8, kLines, 1>(values + d, ahead + d, dim, e, num_keys, acc + d, lda);
+  if constexpr (kVectors > 1) {
+    value_row<Codes, kLines, kVectors / 2>(values, keys, column, dim, e, acc);
+  } else if (column < dim) {
+    value_tile<Codes, V8, kLines, 1>(values, keys, column, dim, e, acc);
   }
 }
 
