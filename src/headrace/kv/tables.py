@@ -84,6 +84,24 @@ class SequenceTables:
             table.extend(fresh[index * more : (index + 1) * more])
         return True
 
+    def start_from(self, tables: Sequence[array[int]], tail: Sequence[int]) -> bool:
+        """Begin with blocks that others wrote, whose references are taken over (tables are empty).
+
+        `tail`: one block per group whose copy continues the tables, if any. False when the pool has
+        too few blocks for the copies: then the tail's references are dropped, the tables stay.
+        """
+        for index, table in enumerate(tables):
+            self.tables[index] = table
+            self._trimmed[index] = next((i for i, b in enumerate(table) if b >= 0), len(table))
+        fresh = self.pool.allocate(len(tail))
+        if fresh is None:
+            self.pool.release(tail)
+            return False
+        for table, source, block in zip(self.tables, tail, fresh, strict=False):
+            table.append(block)
+            self.pending_copies.append((source, block))
+        return True
+
     def trim(self, computed: int) -> None:
         """Free blocks that no row at position >= computed can see."""
         for index, group in enumerate(self.layout.groups):
@@ -127,13 +145,21 @@ class SequenceTables:
         yield from (source for source, _ in self.pending_copies)
 
     def num_exclusive(self) -> int:
-        """Blocks that `release` would free."""
-        return sum(self.pool.count(b) == 1 for table in self.tables for b in table if b >= 0)
+        """Blocks that `release` would make available: nobody has them but this owner, or this owner
+        and the prefix cache."""
+        pool = self.pool
+        return sum(
+            pool.count(b) == 1 + pool.is_cached(b) for table in self.tables for b in table if b >= 0
+        )
 
     def take_copies(self) -> list[tuple[int, int]]:
         """The copies the coming step must do; call `copies_done` with them after it."""
         copies, self.pending_copies = self.pending_copies, []
         return copies
+
+    def restore_copies(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copies that were taken and not made: the next step must do them."""
+        self.pending_copies = [*copies, *self.pending_copies]
 
     def copies_done(self, copies: Sequence[tuple[int, int]]) -> None:
         """Drop the references to the sources of performed copies."""
