@@ -1,0 +1,1 @@
+"""Prefix cache: keys and values of earlier requests, found again by their tokens."""
