@@ -30,7 +30,7 @@ LAYERS = (
     "kv", "text", "backends", "weights", "models", "transport", "observe",
 )  # fmt: skip
 # What everything may speak of.
-FREE_MODULES = {"headrace.errors", "headrace.config", "headrace._native"}
+FREE_MODULES = {"headrace.errors", "headrace.config", "headrace.urls", "headrace._native"}
 
 # Importing one of these costs start-up time and memory that the serving path may not spend.
 HEAVY_MODULES = {"numpy", "torch", "transformers", "gguf", "pandas", "scipy"}

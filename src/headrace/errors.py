@@ -46,3 +46,11 @@ class ResourceError(HeadraceError):
 
 class TemplateError(RequestError):
     """The chat template raised, ran out of its limits, or attacked the sandbox."""
+
+
+class ProgramError(HeadraceError):
+    """A program used a prompt in a way that has no meaning (joined twice, failed, not its own)."""
+
+
+class CancelledBranchError(ProgramError):
+    """An operation ended because its branch, its session or what it is part of was cancelled."""

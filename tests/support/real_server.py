@@ -23,20 +23,20 @@ from pathlib import Path
 from headrace.gateway.config import ModelSpec, ServeConfig
 from headrace.gateway.main import serve
 
-name, path, port = sys.argv[1:]
+name, path, port, length = sys.argv[1:]
 models = (ModelSpec(name, Path(path)),)
-config = ServeConfig(models, port=int(port), kv_cache_memory=64 << 20, max_model_len=256)
+config = ServeConfig(models, port=int(port), kv_cache_memory=64 << 20, max_model_len=int(length))
 sys.exit(serve(config))
 """
 
 
 @contextlib.contextmanager
-def serve_model(path: Path, log_path: Path) -> Iterator[Server]:
+def serve_model(path: Path, log_path: Path, max_model_len: int = 256) -> Iterator[Server]:
     """`headrace serve` on a file, as model MODEL, until the block ends."""
     port = free_port()
     with log_path.open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-c", _SCRIPT, MODEL, str(path), str(port)],
+            [sys.executable, "-c", _SCRIPT, MODEL, str(path), str(port), str(max_model_len)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

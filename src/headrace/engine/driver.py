@@ -101,6 +101,7 @@ class EngineDriver:
 
     def _abort_cancelled(self, request_id: str, future: Future[Output]) -> None:
         if future.cancelled():
+            future.set_running_or_notify_cancel()  # whoever waits for several is told, too
             self._do(lambda: self._abort(request_id))
 
     def _abort(self, request_id: str) -> None:

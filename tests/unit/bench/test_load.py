@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from headrace.bench.load import run as run_module
-from headrace.bench.load.client import Target, parse_url
 from headrace.bench.load.run import LoadPlan, LoadRun, run_load
 from headrace.bench.load.shapes import Shape, poisson
 from headrace.bench.load.stats import Objectives, gaps_s, summarize
 from headrace.errors import HeadraceError
+from headrace.urls import Target, parse_url
 from tests.support.scripted_server import (
     ScriptedServer,
     answer,

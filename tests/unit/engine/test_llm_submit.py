@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,7 @@ def test_a_cancelled_request_frees_its_blocks(llm: LLM) -> None:
     future = llm.submit("Hello", LONG)
     eventually(lambda: llm.engine.stats.num_running == 1)
     assert future.cancel()
+    assert wait([future], 20).done == {future}
     with pytest.raises(CancelledError):
         future.result()
     check_idle(llm)

@@ -8,12 +8,12 @@ import ssl
 import time
 from dataclasses import dataclass, field
 from typing import cast
-from urllib.parse import urlsplit
 
 import msgspec
 
 from headrace.bench.load.wire import Answer, BadAnswer
 from headrace.errors import HeadraceError
+from headrace.urls import Target
 
 REFUSED = "connection refused"
 TIMEOUT = "timeout"
@@ -21,51 +21,7 @@ DISCONNECTED = "ended early"
 BAD_ANSWER = "bad answer"
 UNFINISHED = "unfinished"
 MAX_MODELS_BYTES = 8 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where requests go. `path` comes before that of the API."""
-
-    url: str
-    host: str
-    port: int
-    is_tls: bool
-    path: str
-    authority: str
-    api_key: str | None = None
-
-    def request(self, method: str, path: str, body: bytes = b"") -> bytes:
-        """The bytes of a request."""
-        lines = [
-            f"{method} {self.path}{path} HTTP/1.1",
-            f"Host: {self.authority}",
-            "Content-Type: application/json",
-            f"Content-Length: {len(body)}",
-            "Connection: close",
-        ]
-        if self.api_key is not None:
-            lines.append(f"Authorization: Bearer {self.api_key}")
-        return ("\r\n".join(lines) + "\r\n\r\n").encode() + body
-
-
-def parse_url(url: str, api_key: str | None = None) -> Target:
-    """`http://host:port`, with or without `/v1`. Raises HeadraceError."""
-    example = "write it like http://127.0.0.1:8000"
-    printable = all(33 <= ord(c) < 127 for c in url)
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
-    except ValueError as error:
-        raise HeadraceError(f"{url!r} is no URL ({error}); {example}.") from None
-    if not printable or parts.scheme not in {"http", "https"} or not host or port == 0:
-        raise HeadraceError(f"{url!r} is no URL of a server; {example}.")
-    if api_key is not None and not all(33 <= ord(c) < 127 for c in api_key):
-        raise HeadraceError("The API key has characters that no header can carry.")
-    is_tls = parts.scheme == "https"
-    path = parts.path.rstrip("/").removesuffix("/v1")
-    authority = parts.netloc.rpartition("@")[2]
-    return Target(url, host, port or (443 if is_tls else 80), is_tls, path, authority, api_key)
+_CLOSE = (("Connection", "close"),)
 
 
 @dataclass(slots=True)
@@ -156,7 +112,7 @@ class Client:
     async def complete(self, path: str, body: bytes, outcome: Outcome, start_s: float) -> None:
         """Run one request to its end and note everything in `outcome`. Never raises but for
         cancellation, which leaves what is known."""
-        request = self._target.request("POST", path, body)
+        request = self._target.request("POST", path, body, _CLOSE)
         connection = _Connection(request, asyncio.get_running_loop())
         outcome.error = UNFINISHED
         outcome.sent_s = time.monotonic() - start_s
@@ -185,7 +141,7 @@ class Client:
                     target.host, target.port, ssl=self._tls
                 )
                 try:
-                    writer.write(target.request("GET", "/v1/models"))
+                    writer.write(target.request("GET", "/v1/models", headers=_CLOSE))
                     data = await reader.read(1 << 20)
                     while more := await reader.read(1 << 20):
                         data += more

@@ -14,10 +14,11 @@ from typing import Any
 
 import msgspec
 
-from headrace.bench.load.client import REFUSED, UNFINISHED, Client, Outcome, Target
+from headrace.bench.load.client import REFUSED, UNFINISHED, Client, Outcome
 from headrace.bench.load.prompts import PromptMaker
 from headrace.bench.load.shapes import Shape
 from headrace.errors import HeadraceError
+from headrace.urls import Target
 
 # The server is gone when it has refused every connection for so long.
 PATIENCE_S = 10.0

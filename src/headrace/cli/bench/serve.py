@@ -154,11 +154,11 @@ def _run(
     plot: Path | None,
     json: bool,
 ) -> None:
-    from headrace.bench.load.client import parse_url
     from headrace.bench.load.plot import check_matplotlib, write_plot
     from headrace.bench.load.report import HEAD, latency_rows, lines_of, write_csv
     from headrace.bench.load.run import run_load
     from headrace.bench.load.stats import summarize
+    from headrace.urls import parse_url
 
     target = parse_url(url, api_key)
     if plot is not None:
