@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from types import TracebackType
+from typing import Any
 
 import zmq
 
@@ -105,9 +106,9 @@ def finished(request_id: str, num_prompt: int = 1, num_output: int = 1) -> Finis
     )
 
 
-def progress(num_steps: int = 1, lease_wait_s: float = 0.0, **fields: int) -> Progress:
+def progress(num_steps: int = 1, lease_wait_s: float = 0.0, **fields: Any) -> Progress:
     """A heartbeat; everything that is not given is zero."""
-    values = {
+    values: dict[str, Any] = {
         "num_running": 0,
         "num_waiting": 0,
         "num_free_blocks": 64,

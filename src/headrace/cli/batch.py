@@ -39,6 +39,7 @@ def batch(
 
     from headrace.cli.batch_file import answered_ids, open_output, read_input
     from headrace.cli.serve import find_model
+    from headrace.engine.base import THROUGHPUT
     from headrace.gateway.config import ServeConfig
 
     done = answered_ids(out_file, in_file)
@@ -56,6 +57,7 @@ def batch(
         max_model_len=max_model_len,
         kv_dtype=kv_dtype.value,
         activations=activations.value,
+        scheduling=THROUGHPUT,
         log_level="error",
         ui=False,
     )

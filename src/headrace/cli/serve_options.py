@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from headrace.cli.params import Arg, Opt, choice, integer, number, size, utf8
+
+if TYPE_CHECKING:
+    from headrace.engine.base import Scheduling
+
+
+class QueueOrder(StrEnum):
+    """Whose prompt goes first: engine.order.QueueOrder, which the command line need not import."""
+
+    FCFS = "fcfs"
+    LPM = "lpm"
+    DFS_WEIGHT = "dfs-weight"
+    SHORTEST = "shortest"
+    RESPONSE_RATIO = "response-ratio"
 
 
 class LogLevel(StrEnum):
@@ -81,6 +94,44 @@ PackingOption = Annotated[
         choice(Packing),
     ),
 ]
+QueueOrderOption = Annotated[
+    QueueOrder,
+    Opt(
+        "--queue-order",
+        "Whose prompt goes first: fcfs, lpm, dfs-weight, shortest or response-ratio. All of them "
+        "bound how long anybody waits.",
+        "ORDER",
+        choice(QueueOrder),
+    ),
+]
+MaxQueueWait = Annotated[
+    float,
+    Opt(
+        "--max-queue-wait",
+        "Who has waited so long goes first, whatever its priority.",
+        "SECONDS",
+        number(0),
+    ),
+]
+MaxPartialPrefills = Annotated[
+    int,
+    Opt(
+        "--max-partial-prefills",
+        "Prompts that may be computed in pieces at the same time.",
+        "N",
+        integer(1, 4096),
+    ),
+]
+ItlTarget = Annotated[
+    float | None,
+    Opt(
+        "--itl-target-ms",
+        "Time between two tokens that prompts beside them should keep within; 0: none, for the "
+        "most tokens a second. Default: twice what decoding alone takes, at least 50.",
+        "MS",
+        number(0),
+    ),
+]
 CorsOrigin = Annotated[
     list[str] | None,
     Opt("--cors-origin", "Web origin that may call; may be repeated.", "ORIGIN", utf8),
@@ -104,3 +155,18 @@ ShutdownTimeout = Annotated[
 ]
 StrictFields = Annotated[bool, Opt("--strict-fields", "Refuse request fields that are not known.")]
 NoUi = Annotated[bool, Opt("--no-ui", "Do not serve the chat page.")]
+
+
+def scheduling(
+    order: QueueOrder, max_wait_s: float, max_partial: int, itl_target_ms: float | None
+) -> Scheduling:
+    """What the options about the queue and the steps come to."""
+    from headrace.engine import base
+    from headrace.engine import order as orders
+
+    return base.Scheduling(
+        order=orders.QueueOrder(order.value),
+        max_wait_s=max_wait_s,
+        max_partial=max_partial,
+        itl_target_s=None if itl_target_ms is None else itl_target_ms / 1e3,
+    )

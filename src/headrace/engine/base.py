@@ -109,6 +109,10 @@ class EngineStats:
     itl_target_s: float = 0.0  # what the last step with decodes and prompts was to keep within
 
 
+# Classes of priority are few; any bound does that a frame's integer holds.
+MAX_PRIORITY = 1000
+
+
 class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What a request asks of the engine beside its samples; nothing here changes a bit of them.
 
@@ -121,27 +125,39 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
 DEFAULT_OPTIONS = RequestOptions()
 
 
+class Scheduling(msgspec.Struct, frozen=True, kw_only=True):
+    """How an engine shares its steps; by itself it is for the most tokens a second.
+
+    `order`: of the queue, with its `patience`, `grace_s` and `max_wait_s`, the hard cap on waiting
+    (engine.order). `max_partial`: prompts that may be cut at the same time. `max_passes`: how often
+    a sequence that does not fit is passed over. `itl_target_s`: how long a step may take in which
+    sequences decode; None derives it from the time of the decodes alone, 0 sets none.
+    """
+
+    order: QueueOrder = QueueOrder.FCFS
+    patience: float = 1.15
+    grace_s: float = 10.0
+    max_wait_s: float = 600.0
+    max_partial: int = 4
+    max_passes: int = 64
+    itl_target_s: float | None = 0.0
+
+
+# For the most tokens a second, and for people who wait for answers.
+THROUGHPUT = Scheduling()
+SERVING = Scheduling(order=QueueOrder.SHORTEST, itl_target_s=None)
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Limits of an engine. `max_step_tokens` is the token budget of one step.
-
-    `order`: of the queue (engine.order), `max_wait_s` its hard cap on waiting. `max_partial`:
-    prompts that may be cut at the same time. `max_passes`: how often a sequence that does not fit
-    is passed over. `itl_target_s`: how long a step may take in which sequences decode; None derives
-    it from the time of the decodes alone, 0 sets none.
-    """
+    """Limits of an engine. `max_step_tokens` is the token budget of one step."""
 
     max_num_seqs: int = 64
     max_step_tokens: int = 512
     max_waiting: int = 512
     max_waiting_tokens: int = 1 << 20
     max_model_len: int | None = None  # None: the model's own
-    order: QueueOrder = QueueOrder.FCFS
-    patience: float = 1.0
-    max_wait_s: float = 600.0
-    max_partial: int = 4
-    max_passes: int = 64
-    itl_target_s: float | None = 0.0
+    scheduling: Scheduling = THROUGHPUT
 
 
 class EngineAPI(Protocol):

@@ -66,9 +66,10 @@ class Engine:
         self.max_model_len = min(context_len, self.config.max_model_len or context_len, pool_len)
         self._requests: dict[str, RequestState] = {}
         self._running: dict[int, SequenceState] = {}
-        policy = OrderPolicy(self.config.order, self.config.patience, self.config.max_wait_s)
+        sharing = self.config.scheduling
+        policy = OrderPolicy(sharing.order, sharing.patience, sharing.grace_s, sharing.max_wait_s)
         self._waiting = WaitQueue(policy, clock)
-        self._pacer = Pacer(self.config.itl_target_s)
+        self._pacer = Pacer(sharing.itl_target_s)
         self._keys = itertools.count()
         self._stats = EngineStats(num_blocks=backend.num_blocks)
         self._events: list[Event] = []
@@ -187,6 +188,8 @@ class Engine:
         stats.last_step_rows = load.decode_rows + load.prompt_rows
         stats.last_chunks = tuple(r.num_rows for r in decision.rows if r.num_rows > 1)
         stats.step_time_error = self._pacer.fit.error
+        if decision.bound_s:
+            stats.itl_target_s = decision.bound_s
 
     def _decide(self) -> Decision:
         running = self._running.values()
@@ -210,8 +213,8 @@ class Engine:
             max_step_tokens=self._chunk,
             max_num_seqs=self.config.max_num_seqs,
             num_reserved_seqs=num_reserved,
-            max_partial=self.config.max_partial,
-            max_passes=self.config.max_passes,
+            max_partial=self.config.scheduling.max_partial,
+            max_passes=self.config.scheduling.max_passes,
             pace=self._pacer.pace(),
         )
         return schedule(self._layout, view)

@@ -12,7 +12,7 @@ from pathlib import Path
 from headrace import _native
 from headrace.backends.cpu import CpuBackend
 from headrace.backends.layout import DEFAULT_KV_DTYPE
-from headrace.engine.base import EngineConfig
+from headrace.engine.base import THROUGHPUT, EngineConfig, Scheduling
 from headrace.engine.engine import Engine
 from headrace.errors import ResourceError
 from headrace.models.registry import build_program
@@ -45,6 +45,7 @@ class LoadOptions:
     # Of a compute lease shared with other processes; it is mapped and closed.
     lease_fd: int | None = None
     kv_dtype: str = DEFAULT_KV_DTYPE
+    scheduling: Scheduling = THROUGHPUT
 
 
 @dataclass(slots=True)
@@ -82,6 +83,7 @@ def load_engine(path: Path, options: LoadOptions | None = None) -> LoadedEngine:
             max_waiting=options.max_waiting,
             max_waiting_tokens=options.max_waiting_tokens,
             max_model_len=options.max_model_len,
+            scheduling=options.scheduling,
         )
         engine = Engine(backend, tokenizer, source.config.max_model_len, config)
         return LoadedEngine(

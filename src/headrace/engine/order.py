@@ -12,8 +12,9 @@ before (preempted, or split off a request). The others of a class go by one of t
 - `response-ratio`: longest wait in units of the own uncached work first (Brinch Hansen, 1971).
 
 Overtaking is bounded by what a queue without it would do. First come, first served lets a newcomer
-wait for all the work that is there. An order may let a request wait `patience` times that long: for
-the work that was there when it came, or that is there now if that is more. So a request may go
+wait for all the work that is there. An order may let a request wait `patience` times that long, for
+the work that was there when it came, or that is there now if that is more; or for `grace_s`, which
+matters only while queues are short. So a request may go
 before those that came before it only if each of them could still begin in time after it and after
 all that came before them; the others go last, by arrival. Nobody waits longer, whatever arrives.
 """
@@ -67,10 +68,12 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class OrderPolicy:
-    """`patience` and `max_wait_s` may be infinite: then nothing bounds the overtaking."""
+    """`patience` and `max_wait_s` may be infinite: then nothing bounds the overtaking. `patience`
+    and `grace_s` of 0 allow none."""
 
     order: QueueOrder = QueueOrder.FCFS
-    patience: float = 1.0
+    patience: float = 1.15
+    grace_s: float = 10.0
     max_wait_s: float = 600.0
 
 
@@ -103,7 +106,7 @@ def arrange(policy: OrderPolicy, moment: Moment, tickets: Iterable[Ticket]) -> l
             tier = (1, t.priority, 0 if t.begun else 1)
         tiers.setdefault(tier, []).append(t)
     ordered: list[Ticket] = []
-    slack = _Slack(policy.patience, moment, queue)
+    slack = _Slack(policy, moment, queue)
     for tier in sorted(tiers):
         if tier[2] == 0:
             ordered += tiers[tier]
@@ -118,8 +121,8 @@ def arrange(policy: OrderPolicy, moment: Moment, tickets: Iterable[Ticket]) -> l
 class _Slack:
     """How much work may still go before each ticket, walked along in order of arrival."""
 
-    def __init__(self, patience: float, moment: Moment, queue: Sequence[Ticket]) -> None:
-        self._patience = patience
+    def __init__(self, policy: OrderPolicy, moment: Moment, queue: Sequence[Ticket]) -> None:
+        self._policy = policy
         self._moment = moment
         self._backlog_s = moment.work_s(sum(t.num_tokens - t.done for t in queue), len(queue))
         self._before_s = 0.0
@@ -133,12 +136,13 @@ class _Slack:
         """Those that may go before all that came before them, and those that may not."""
         free: list[Ticket] = []
         late: list[Ticket] = []
-        moment, patience, backlog_s = self._moment, self._patience, self._backlog_s
+        moment, patience, grace_s = self._moment, self._policy.patience, self._policy.grace_s
+        backlog_s = self._backlog_s
         before_s, least_s = self._before_s, self._least_s
         for t in tickets:
             work_s = moment.token_s * (t.num_tokens - t.done) + moment.request_s
             (free if work_s <= least_s else late).append(t)
-            longest_s = patience * max(backlog_s, t.ahead_s)
+            longest_s = max(patience * max(backlog_s, t.ahead_s), grace_s)
             least_s = min(least_s, longest_s - (moment.now_s - t.arrived_s) - before_s)
             before_s += work_s
         self._before_s, self._least_s = before_s, least_s

@@ -13,6 +13,7 @@ preempted sequence is admitted again only when all it needs is free.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -40,7 +41,7 @@ class Decision:
 
     Rows are in running order, decodes and prefill chunks mixed as admitted. `passed`: for every
     waiting sequence that did not fit, how many were admitted that came after it. `load`: what the
-    rows amount to.
+    rows amount to. `bound_s`: how long the step may take; 0 when nothing bounds it.
     """
 
     rows: list[ScheduledRows] = field(default_factory=list)
@@ -48,6 +49,7 @@ class Decision:
     admitted: list[int] = field(default_factory=list)
     passed: dict[int, int] = field(default_factory=dict)
     load: StepLoad = field(default_factory=StepLoad)
+    bound_s: float = 0.0
 
 
 class _Budget:
@@ -58,14 +60,16 @@ class _Budget:
         self.tokens = tokens
         self.blocks = blocks
         self.load = StepLoad()
-        self.seconds: float | None = None
+        self.seconds = math.inf
+        self.bound_s = 0.0
         self._pace: Pace | None = None
 
     def start_prompts(self, pace: Pace | None) -> None:
         """From here on rows are of prompts. Without decodes nobody waits for the step to end."""
         if pace is not None and self.load.decode_rows:
             self._pace = pace
-            self.seconds = pace.left_s(self.load)
+            self.bound_s = pace.bound_s(self.load)
+            self.seconds = self.bound_s - pace.model.predict(self.load)
 
     def missing(self, seq: SequenceView, num_rows: int) -> int:
         more = blocks_for(seq.computed + num_rows) - seq.table_len
@@ -82,7 +86,7 @@ class _Budget:
         """Rows of a prompt that tokens and seconds allow. The first prompt of a step gets a chunk
         in any case; a later one none that is cut shorter than that."""
         wanted = min(seq.known - seq.computed, self.tokens)
-        if self._pace is None or self.seconds is None:
+        if self._pace is None:
             return wanted
         rows = self._pace.model.rows_within(self.seconds, seq.computed, wanted)
         if rows >= min(wanted, MIN_CHUNK):
@@ -93,7 +97,7 @@ class _Budget:
         self.tokens -= num_rows
         self.blocks -= self.missing(seq, num_rows)
         self.load.add(seq.computed, num_rows)
-        if self._pace is not None and self.seconds is not None:
+        if self._pace is not None:
             self.seconds -= self._pace.model.chunk_s(seq.computed, num_rows)
 
     def give_back(self, seq: SequenceView, num_rows: int) -> None:
@@ -130,6 +134,7 @@ def schedule(layout: KVLayout, view: SchedulerView) -> Decision:
     order = [s.key for s in running] + decision.admitted
     decision.rows = [ScheduledRows(key, planned[key]) for key in order if planned.get(key)]
     decision.load = budget.load
+    decision.bound_s = budget.bound_s
     return decision
 
 

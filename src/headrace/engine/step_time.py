@@ -239,10 +239,9 @@ class Pace:
     least_s: float
     multiple: float = 0.0
 
-    def left_s(self, decodes: StepLoad) -> float:
-        """Seconds that such a step has for prompts."""
-        alone = self.model.predict(decodes)
-        return max(self.least_s, self.multiple * alone) - alone
+    def bound_s(self, decodes: StepLoad) -> float:
+        """Seconds that a step with these decodes may take."""
+        return max(self.least_s, self.multiple * self.model.predict(decodes))
 
 
 # A step in which sequences decode may take this many times what the decodes take alone, where no

@@ -6,6 +6,7 @@ import ipaddress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from headrace.engine.base import SERVING, Scheduling
 from headrace.errors import ResourceError
 
 DEFAULT_PORT = 8000
@@ -93,6 +94,7 @@ class ServeConfig:
     packing: str | None = None
     kv_dtype: str = "fp16"
     activations: str = "quantized"
+    scheduling: Scheduling = SERVING
     cors_origins: tuple[str, ...] = ()
     log_level: str = "info"
     log_format: str = "text"

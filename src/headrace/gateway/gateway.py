@@ -90,6 +90,7 @@ class Gateway:
                 packing=config.packing,
                 kv_dtype=config.kv_dtype,
                 activations=config.activations,
+                scheduling=config.scheduling,
                 log_level=config.log_level,
                 log_format=config.log_format,
             )

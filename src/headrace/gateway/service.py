@@ -8,6 +8,7 @@ import secrets
 from collections import deque
 from collections.abc import Sequence
 
+from headrace.engine.base import DEFAULT_OPTIONS, RequestOptions
 from headrace.engine.sampling import SamplingParams
 from headrace.errors import OverloadedError
 from headrace.gateway.config import ModelSpec, ServeConfig
@@ -151,6 +152,7 @@ class ModelService:
         self,
         prompts: Sequence[Sequence[int]],
         params: SamplingParams,
+        options: RequestOptions = DEFAULT_OPTIONS,
         *,
         deadline_s: float | None = None,
     ) -> RequestStream:
@@ -162,7 +164,9 @@ class ModelService:
         now = _now()
         stream = RequestStream(self._config.limits.pending_bytes, self.close)
         base = secrets.token_hex(12)
-        parts = [Part(f"{base}-{i}", i, ids, params, stream) for i, ids in enumerate(prompts)]
+        parts = [
+            Part(f"{base}-{i}", i, ids, params, stream, options) for i, ids in enumerate(prompts)
+        ]
         for part in parts:
             part.arrived_s = now
             part.deadline_s = deadline_s
@@ -225,6 +229,7 @@ class ModelService:
             request_id=part.request_id,
             prompt_ids=list(part.prompt_ids),
             params=part.params,
+            options=part.options,
             deadline_s=part.deadline_s,
         )
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+from headrace.engine.base import DEFAULT_OPTIONS, RequestOptions
 from headrace.engine.sampling import SamplingParams
 from headrace.worker.frames import Delta, Failed, Finished, PromptLogprobs, TokenLogprob
 
@@ -26,6 +27,7 @@ class Part:
         "index",
         "is_sent",
         "last_s",
+        "options",
         "params",
         "prompt_ids",
         "request_id",
@@ -39,11 +41,13 @@ class Part:
         prompt_ids: Sequence[int],
         params: SamplingParams,
         stream: RequestStream,
+        options: RequestOptions = DEFAULT_OPTIONS,
     ) -> None:
         self.request_id = request_id
         self.index = index
         self.prompt_ids = prompt_ids
         self.params = params
+        self.options = options
         self.stream = stream
         self.digest = b""
         self.is_sent = False

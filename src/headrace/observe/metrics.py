@@ -6,6 +6,7 @@ client sends can add a series.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -62,6 +63,14 @@ class Progress(Protocol):
     def lease_wait_s(self) -> float: ...
     @property
     def last_step_rows(self) -> int: ...
+    @property
+    def last_chunks(self) -> Sequence[int]: ...
+    @property
+    def num_passes(self) -> int: ...
+    @property
+    def step_time_error(self) -> float: ...
+    @property
+    def itl_target_s(self) -> float: ...
 
 
 class Ready(Protocol):
@@ -77,6 +86,8 @@ class Ready(Protocol):
     def weights_bytes(self) -> int: ...
     @property
     def load_s(self) -> float: ...
+    @property
+    def queue_order(self) -> str: ...
 
 
 class Metrics:
@@ -133,8 +144,30 @@ class Metrics:
             (*_LABELS, "block_size", "num_gpu_blocks", "cache_dtype"),
             registry=self.registry,
         )
+        self._add_scheduling()
         self.http = Counter(
             "headrace:http_responses", "Responses by status.", ("status",), registry=self.registry
+        )
+
+    def _add_scheduling(self) -> None:
+        """Order of the queue, chunks, and how well a step's time is foreseen."""
+        self.queue_order = Gauge(
+            "headrace:queue_order_info",
+            "Whose prompt goes first.",
+            (*_LABELS, "order"),
+            registry=self.registry,
+        )
+        self.passes = self._counter(
+            "headrace:queue_passes", "Admissions in place of a request that did not fit."
+        )
+        self.chunk = self._histogram(
+            "headrace:prefill_chunk_tokens", "Rows of a prompt in one step.", _TOKENS
+        )
+        self.step_error = self._gauge(
+            "headrace:step_time_error_ratio", "How far predictions of a step's time are off lately."
+        )
+        self.itl_target = self._gauge(
+            "headrace:itl_target_seconds", "Bound of the last step with decodes and an objective."
         )
 
     def _gauge(self, name: str, text: str) -> Gauge:
@@ -184,6 +217,10 @@ class ModelMetrics:
         self._step_tokens = metrics.step_tokens.labels(model_name)
         self._step_time = metrics.step_time.labels(model_name)
         self._lease_wait = metrics.lease_wait.labels(model_name)
+        self._chunk = metrics.chunk.labels(model_name)
+        self._step_error = metrics.step_error.labels(model_name)
+        self._itl_target = metrics.itl_target.labels(model_name)
+        self._passes = metrics.passes.labels(model_name)
         self._open_requests = metrics.open_requests.labels(model_name)
         self._open_tokens = metrics.open_prompt_tokens.labels(model_name)
         self._is_up = metrics.is_up.labels(model_name)
@@ -205,6 +242,7 @@ class ModelMetrics:
         everything.kv_bytes.labels(name).set(ready.kv_bytes)
         everything.weights_bytes.labels(name).set(ready.weights_bytes)
         everything.load_time.labels(name).set(ready.load_s)
+        everything.queue_order.labels(name, ready.queue_order).set(1)
         if self._cache_labels:
             everything.cache_config.remove(*self._cache_labels)
         self._cache_labels = (name, str(ready.block_len), str(ready.num_blocks), "fp16")
@@ -234,6 +272,11 @@ class ModelMetrics:
         if now.num_steps != (last.num_steps if last else 0):
             self._step_time.observe(now.last_step_s)
             self._step_tokens.observe(now.last_step_rows)
+            for rows in now.last_chunks:
+                self._chunk.observe(rows)
+            self._step_error.set(now.step_time_error)
+            self._itl_target.set(now.itl_target_s)
+            self._passes.inc(now.num_passes - (last.num_passes if last else 0))
 
     def on_admission(self, num_choices: int, max_tokens: int | None) -> None:
         """A request was let in."""

@@ -30,6 +30,7 @@ def build_engine(config: WorkerConfig) -> WorkerEngine:
             activations=config.activations,
             lease_fd=config.lease_fd,
             kv_dtype=config.kv_dtype,
+            scheduling=config.scheduling,
         ),
     )
     return WorkerEngine(loaded.engine, loaded.tokenizer, _ready(config, path, loaded))
@@ -52,6 +53,7 @@ def _ready(config: WorkerConfig, path: Path, loaded: LoadedEngine) -> Ready:
         load_s=loaded.load_s,
         isa=_native.isa(),
         threads=config.threads or _native.default_threads(),
+        queue_order=config.scheduling.order.value,
     )
 
 

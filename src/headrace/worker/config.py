@@ -6,6 +6,8 @@ import os
 
 import msgspec
 
+from headrace.engine.base import SERVING, Scheduling
+
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a worker needs. Sizes in bytes. No secrets.
@@ -30,6 +32,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     packing: str | None = None
     kv_dtype: str = "fp16"
     activations: str = "quantized"
+    scheduling: Scheduling = SERVING
     log_level: str = "info"
     log_format: str = "text"
     builder: str = "headrace.worker.build:build_engine"

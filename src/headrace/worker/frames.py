@@ -20,6 +20,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from headrace.engine.base import DEFAULT_OPTIONS, RequestOptions
 from headrace.engine.sampling import SamplingParams
 
 PROTOCOL_VERSION = 2
@@ -36,6 +37,7 @@ class Submit(_Frame, frozen=True):
     request_id: str
     prompt_ids: list[int]
     params: SamplingParams
+    options: RequestOptions = DEFAULT_OPTIONS
     # Seconds (monotonic, of the gateway) the request may still take, or None.
     deadline_s: float | None = None
 
@@ -80,6 +82,7 @@ class Ready(_Frame, frozen=True):
     load_s: float
     isa: str
     threads: int
+    queue_order: str = "fcfs"
 
 
 class LoadFailed(_Frame, frozen=True):
@@ -169,6 +172,10 @@ class Progress(_Frame, frozen=True):
     last_step_s: float
     last_step_rows: int
     lease_wait_s: float = 0.0
+    last_chunks: list[int] = []
+    num_passes: int = 0
+    step_time_error: float = 0.0
+    itl_target_s: float = 0.0
 
 
 ToWorker: TypeAlias = Submit | Cancel | Abandon | Drain

@@ -108,7 +108,7 @@ class EngineLoop:
             logger.warning("dropped a second submission of request %s", request_id)
             return
         try:
-            self._engine.add(request_id, frame.prompt_ids, frame.params)
+            self._engine.add(request_id, frame.prompt_ids, frame.params, frame.options)
         except RequestError as error:
             self._fail(request_id, error)
         except Exception:
@@ -218,6 +218,10 @@ class EngineLoop:
             last_step_s=stats.last_step_s,
             last_step_rows=stats.last_step_rows,
             lease_wait_s=stats.lease_wait_s,
+            last_chunks=list(stats.last_chunks),
+            num_passes=stats.num_passes,
+            step_time_error=stats.step_time_error,
+            itl_target_s=stats.itl_target_s,
         )
 
 

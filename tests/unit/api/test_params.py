@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from headrace.api.openai.params import (
     completion_params,
     ignored_fields,
     ignored_header,
+    request_options,
 )
 from headrace.api.openai.prompts import Room, completion_prompts, encode_chat
 from headrace.api.openai.types import (
@@ -24,6 +26,7 @@ from headrace.api.openai.types import (
     ContentPart,
     GenerationRequest,
 )
+from headrace.engine.base import RequestOptions
 from headrace.engine.sampling import SamplingParams
 from headrace.errors import RequestError
 from headrace.gateway.text import ModelText
@@ -74,9 +77,17 @@ def test_every_field_arrives() -> None:
     assert chat_params(asked) == expected
 
 
+def test_options_beside_the_samples_arrive() -> None:
+    assert request_options(chat(priority=-3)) == RequestOptions(priority=-3)
+    assert request_options(completion()) == RequestOptions()
+    with pytest.raises(msgspec.ValidationError, match="priority"):
+        msgspec.convert({"model": "m", "prompt": "p", "priority": 1001}, CompletionRequest)
+
+
 def test_every_shared_field_is_read_or_advisory() -> None:
     """A field of the structs that nobody maps would be accepted and lost."""
     read = set(SamplingParams.__struct_fields__) | {"model", "stream", "stream_options"}
+    read |= set(RequestOptions.__struct_fields__)
     extensions = {"return_token_ids", "timings"}
     advisory = {
         "user",

@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 
 import headrace
+from headrace.cli import serve_options
 from headrace.cli.verbs import GROUPS, VERBS
+from headrace.engine.base import SERVING
+from headrace.engine.order import QueueOrder
 from tests.unit.cli.conftest import Cli, environment
 
 HEAVY = "numpy rich pydantic jinja2 tokenizers starlette uvicorn zmq huggingface_hub msgspec"
@@ -238,3 +241,12 @@ sys.argv[0] = "headrace"
 from headrace.cli.main import main
 main()
 """
+
+
+def test_how_serve_shares_its_steps() -> None:
+    assert [o.value for o in serve_options.QueueOrder] == [o.value for o in QueueOrder]
+    usual = serve_options.scheduling(serve_options.QueueOrder.SHORTEST, 600.0, 4, None)
+    assert usual == SERVING
+    made = serve_options.scheduling(serve_options.QueueOrder.LPM, 5.0, 2, 80.0)
+    assert made.order is QueueOrder.LPM
+    assert (made.max_wait_s, made.max_partial, made.itl_target_s) == (5.0, 2, 0.08)

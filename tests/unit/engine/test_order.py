@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headrace.engine.order import Moment, OrderPolicy, QueueOrder, Ticket, arrange
 
-UNBOUNDED = {"patience": math.inf, "max_wait_s": math.inf}
+UNBOUNDED: dict[str, float] = {"patience": math.inf, "max_wait_s": math.inf}
 
 
 @st.composite
@@ -53,7 +53,7 @@ def test_tiers(
     """All tickets, once; those beyond the cap by arrival, then the classes; in a class those that
     ran before, by arrival, then the rest."""
     moment, tickets = case
-    arranged = arrange(OrderPolicy(order, patience, max_wait_s), moment, tickets)
+    arranged = arrange(OrderPolicy(order, patience, 0.0, max_wait_s), moment, tickets)
     assert sorted(_numbers(arranged)) == sorted(_numbers(tickets))
 
     def tier(t: Ticket) -> tuple[int, ...]:
@@ -69,22 +69,22 @@ def test_tiers(
 
 
 @settings(max_examples=300, deadline=None)
-@given(queues(), st.sampled_from(QueueOrder), st.floats(0, 2))
+@given(queues(), st.sampled_from(QueueOrder), st.floats(0, 2), st.floats(0, 500))
 def test_who_goes_first_delays_nobody_beyond_its_time(
-    case: tuple[Moment, list[Ticket]], order: QueueOrder, patience: float
+    case: tuple[Moment, list[Ticket]], order: QueueOrder, patience: float, grace_s: float
 ) -> None:
     moment, tickets = case
     if not tickets:
         return
     for t in tickets:
         t.begun, t.priority = False, 0
-    first = arrange(OrderPolicy(order, patience, math.inf), moment, tickets)[0]
+    first = arrange(OrderPolicy(order, patience, grace_s, math.inf), moment, tickets)[0]
     backlog = sum(moment.work_s(t.uncached) for t in tickets)
     for t in tickets:
         if t.number < first.number:
             before = sum(moment.work_s(o.uncached) for o in tickets if o.number < t.number)
             begins = moment.now_s - t.arrived_s + moment.work_s(first.uncached) + before
-            assert begins <= patience * max(backlog, t.ahead_s) + 1e-6
+            assert begins <= max(patience * max(backlog, t.ahead_s), grace_s) + 1e-6
 
 
 @settings(max_examples=300, deadline=None)
@@ -133,13 +133,19 @@ def test_dfs_weight_by_its_definition(case: tuple[Moment, list[Ticket]]) -> None
     st.lists(st.lists(st.tuples(st.integers(1, 300), st.integers(0, 299)), max_size=4)),
     st.integers(0, 8),
     st.integers(0, 50),
+    st.integers(0, 900),
 )
 def test_nobody_waits_longer_than_the_work_that_was_there(
-    order: QueueOrder, arrivals: list[list[tuple[int, int]]], quarters: int, request_s: int
+    order: QueueOrder,
+    arrivals: list[list[tuple[int, int]]],
+    quarters: int,
+    request_s: int,
+    grace_s: int,
 ) -> None:
     """One server, whole prompts, a second for each token: a request begins within `patience` times
-    the most work that was there while it waited, or when it would first come, first served."""
-    policy = OrderPolicy(order, quarters / 4, math.inf)
+    the most work that was there while it waited, within the grace, or when it would first come,
+    first served."""
+    policy = OrderPolicy(order, quarters / 4, grace_s, math.inf)
     waiting: list[Ticket] = []
     longest: dict[int, float] = {}
     now = number = 0
@@ -148,7 +154,7 @@ def test_nobody_waits_longer_than_the_work_that_was_there(
             done = min(cached, num_tokens - 1)
             ahead = sum(t.uncached + request_s for t in waiting)
             waiting.append(Ticket(number, num_tokens, now, done=done, cached=done, ahead_s=ahead))
-            longest[number] = ahead
+            longest[number] = max(ahead, grace_s)
             number += 1
         if not waiting:
             continue
@@ -164,6 +170,6 @@ def test_nobody_waits_longer_than_the_work_that_was_there(
 @pytest.mark.parametrize("order", [QueueOrder.SHORTEST, QueueOrder.RESPONSE_RATIO])
 def test_the_cap_lets_the_oldest_of_any_class_go_first(order: QueueOrder) -> None:
     low, high = Ticket(0, 500, arrived_s=0.0, priority=9), Ticket(1, 5, arrived_s=99.0)
-    policy = OrderPolicy(order, math.inf, 100.0)
+    policy = OrderPolicy(order, math.inf, 0.0, 100.0)
     assert arrange(policy, Moment(99.9), [low, high]) == [high, low]
     assert arrange(policy, Moment(100.0), [low, high]) == [low, high]

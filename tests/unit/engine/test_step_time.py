@@ -150,8 +150,8 @@ def test_a_chunk_adds_what_the_prediction_grows_by(
 def test_objectives() -> None:
     decodes = StepLoad(decode_rows=10)
     slow = StepTime(0.1, 0.01, 0, 0, 0)
-    assert Pace(slow, 0.5).left_s(decodes) == pytest.approx(0.3)
-    assert Pace(slow, 0.05, 2.0).left_s(decodes) == pytest.approx(0.2)
+    assert Pace(slow, 0.5).bound_s(decodes) == 0.5
+    assert Pace(slow, 0.05, 2.0).bound_s(decodes) == pytest.approx(0.4)
     pacer = Pacer(0.0)
     pacer.fit.observe(decodes, 0.2)
     assert pacer.pace() is None

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import random
 from array import array
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.engine.base import EngineConfig, RequestOptions
+from headrace.engine.base import EngineConfig, RequestOptions, Scheduling
 from headrace.engine.order import QueueOrder
 from headrace.engine.step_time import StepTime
 from headrace.sim.machine import LinearMachine, RooflineMachine
@@ -25,8 +26,8 @@ def _prompt(length: int, first: int = 1) -> array[int]:
 
 
 def _site(num_blocks: int = 64, **config: object) -> Site:
-    fields = {"max_num_seqs": 4, "max_step_tokens": 32, "itl_target_s": 0.0, **config}
-    return Site(SLOW, num_blocks, EngineConfig(**fields))  # type: ignore[arg-type]  # of the test
+    fields: dict[str, Any] = {"max_num_seqs": 4, "max_step_tokens": 32, **config}
+    return Site(SLOW, num_blocks, EngineConfig(**fields))
 
 
 def test_time_is_that_of_the_steps() -> None:
@@ -89,7 +90,7 @@ def test_a_bandwidth_bound_machine_reads_its_weights_once_a_step() -> None:
         ops_per_s=100,
         base_s=0.5,
     )
-    site = Site(machine, 64, EngineConfig(max_num_seqs=4, max_step_tokens=512, itl_target_s=0.0))
+    site = Site(machine, 64, EngineConfig(max_num_seqs=4, max_step_tokens=512))
     run = simulate(site, [Job(0.0, _prompt(200), 2), Job(0.0, _prompt(200, 2), 2)])
     # 400 rows take 4 s of arithmetic; two rows read 1,000 bytes of weights and 402 of KV.
     assert run.outcomes[0].token_times == pytest.approx([4.5, 6.402])
@@ -126,13 +127,10 @@ def test_every_job_gets_all_its_tokens_and_the_same_run_is_the_same(
     itl_target_s: float | None,
     max_passes: int,
 ) -> None:
-    site = _site(
-        num_blocks,
-        order=order,
-        max_partial=max_partial,
-        itl_target_s=itl_target_s,
-        max_passes=max_passes,
+    scheduling = Scheduling(
+        order=order, max_partial=max_partial, itl_target_s=itl_target_s, max_passes=max_passes
     )
+    site = _site(num_blocks, scheduling=scheduling)
     run = simulate(site, jobs)
     by_arrival = sorted(jobs, key=lambda job: job.at_s)
     for job, outcome in zip(by_arrival, run.outcomes, strict=True):
@@ -152,7 +150,8 @@ def test_a_long_prompt_is_not_starved_by_short_ones(order: QueueOrder) -> None:
     rng = random.Random(1)
     jobs = [Job(20.0, _prompt(700), 2)]
     jobs += [Job(12.0 * i, _prompt(rng.randint(10, 30), 1 + i), 4) for i in range(600)]
-    run = simulate(_site(num_blocks=46, order=order, max_waiting=30, max_passes=8), jobs)
+    scheduling = Scheduling(order=order, max_passes=8, max_wait_s=math.inf)
+    run = simulate(_site(num_blocks=46, max_waiting=30, scheduling=scheduling), jobs)
     long = next(o for o in run.outcomes if o.prompt_len == 700)
     assert not long.error
     # The queue is bounded, so what may go before it is, too: 30 requests of about 25 s.

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.engine.base import RequestOptions
 from headrace.engine.sampling import SamplingParams
 from headrace.worker import frames
 from headrace.worker.frames import (
@@ -47,6 +48,7 @@ SCALARS: dict[object, st.SearchStrategy[Any]] = {
     bytes: st.binary(max_size=5),
     type(None): st.none(),
     SamplingParams: PARAMS,
+    RequestOptions: st.builds(RequestOptions, priority=st.integers(-9, 9)),
 }
 
 

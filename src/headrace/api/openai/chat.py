@@ -39,7 +39,7 @@ async def _answer(exchange: Exchange) -> None:
     request, job = await prepare(
         exchange, _decoder, prefix="chatcmpl", make_params=chat_params, encode=_encode
     )
-    stream = job.service.submit(job.prompts, job.params)
+    stream = job.service.submit(job.prompts, job.params, job.options)
     try:
         if request.stream:
             await stream_response(exchange, stream, ChatChunks(job.shape(request)), job.headers)

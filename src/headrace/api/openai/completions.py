@@ -44,7 +44,7 @@ async def _answer(exchange: Exchange) -> None:
         echo = await pool.run(lambda: _echo_texts(job, request))
         request.prompt = ""
     whole = None if request.stream else _Whole(job, request, echo)
-    stream = job.service.submit(job.prompts, job.params)
+    stream = job.service.submit(job.prompts, job.params, job.options)
     try:
         if whole is None:
             encoder = _chunks(job, request, echo)

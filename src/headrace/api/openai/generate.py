@@ -13,8 +13,9 @@ import msgspec
 from headrace.api.exchange import Exchange
 from headrace.api.json_body import decode
 from headrace.api.openai.chunks import StreamShape
-from headrace.api.openai.params import ignored_fields, ignored_header
+from headrace.api.openai.params import ignored_fields, ignored_header, request_options
 from headrace.api.openai.types import GenerationRequest
+from headrace.engine.base import RequestOptions
 from headrace.engine.sampling import SamplingParams
 from headrace.gateway.service import ModelService
 from headrace.gateway.streams import RequestStream
@@ -33,6 +34,7 @@ class Job:
     text: ModelText
     ready: Ready
     params: SamplingParams
+    options: RequestOptions
     prompts: list[list[int]]
     response_id: str
     created: int
@@ -105,6 +107,7 @@ async def prepare(
         text=text,
         ready=ready,
         params=params,
+        options=request_options(request),
         prompts=prompts,
         response_id=f"{prefix}-{secrets.token_hex(16)}",
         created=int(time.time()),

@@ -16,6 +16,7 @@ from headrace.api.openai.types import (
     GenerationRequest,
     StreamOptions,
 )
+from headrace.engine.base import RequestOptions
 from headrace.engine.sampling import SamplingParams
 from headrace.errors import RequestError
 
@@ -106,6 +107,11 @@ def completion_params(request: CompletionRequest) -> SamplingParams:
         logprobs=request.logprobs,
         prompt_logprobs=prompt_logprobs,
     )
+
+
+def request_options(request: GenerationRequest) -> RequestOptions:
+    """What a request asks of the engine beside its samples."""
+    return RequestOptions(priority=request.priority or 0)
 
 
 def chat_params(request: ChatRequest) -> SamplingParams:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from headrace.engine.base import MAX_PRIORITY
 from headrace.engine.sampling import (
     MAX_CHOICES,
     MAX_LOGIT_BIAS,
@@ -60,6 +61,8 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     prompt_logprobs: NumLogprobs | None = None
     # Extension: the list begins with this position, and what lies before it may be cached.
     prompt_logprobs_from: TokenCount | None = None
+    # Extension: the class of the request in the queue; lower goes first.
+    priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     # Extensions: token ids beside the text, and the seconds each phase took.
@@ -183,7 +186,6 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "moderation": (None,),
     "parallel_tool_calls": (None, False, True),
     "prediction": (None,),
-    "priority": (None, 0),
     "prompt_embeds": (None,),
     "reasoning_effort": (None, "none"),
     "response_format": (None, {"type": "text"}),
