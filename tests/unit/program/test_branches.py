@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import CancelledBranchError, HeadraceError, ProgramError, RequestError
 from headrace.program import Prompt, Session
+from headrace.program.prompt import BasePrompt
 from headrace.program.session import MAX_BRANCHES
 from tests.support.scripted_runtime import ScriptedRuntime
 from tests.support.serving import eventually
@@ -225,6 +226,21 @@ def test_cancelling_ends_what_runs_and_what_comes(
             gone.gen()
     branches[1].gen("x")
     assert branches.join() == {"x": ["1"]}
+
+
+def test_a_fork_at_the_moment_of_its_end_is_cancelled_too(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = session.prompt("a")
+    add_branches = session.add_branches
+
+    def cancelled_meanwhile(branches: Sequence[BasePrompt]) -> None:
+        prompt.cancel()
+        add_branches(branches)
+
+    monkeypatch.setattr(session, "add_branches", cancelled_meanwhile)
+    branches = prompt.fork(3)
+    assert all(branch.is_cancelled for branch in branches)
 
 
 def test_a_block_that_ends_early_cancels_its_branches(

@@ -25,7 +25,9 @@ def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     path = tmp_path_factory.mktemp("encoding") / "tiny.gguf"
     tokenizer = request.param.split("-")[0]
     spaced = gw.flag(request.param == "llama-spaced")
-    metadata = {"tokenizer.ggml.add_space_prefix": spaced} if tokenizer == "llama" else {}
+    metadata = {"tokenizer.ggml.add_bos_token": gw.flag(True)}
+    if tokenizer == "llama":
+        metadata["tokenizer.ggml.add_space_prefix"] = spaced
     make_gguf(path, family="llama", tokenizer=tokenizer, metadata=metadata, seed=3)
     with LLM(path, kv_cache_bytes=1 << 20, threads=1) as llm:
         yield llm
@@ -64,7 +66,8 @@ def test_text_after_an_answer_is_cut_off_from_it_and_only_there(
     ids = encode(llm, content, ending)
     assert ids[: len(head) + len(answer)] == head + answer
     rest = ids[len(head) + len(answer) :]
-    # No space comes in where there was none.
+    # Neither a space nor BOS comes in where there was none.
+    assert llm.tokenizer.bos_id not in rest
     assert llm.tokenizer.decode(rest) == "".join(after) + ending
     assert encode(llm, Content(runs=content.runs)) == encode(llm, content)
 
