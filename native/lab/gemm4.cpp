@@ -392,7 +392,7 @@ std::vector<Rung> one_row(Problem& p) {
        "the memory's speed, nearly", Needs::avx2, Match::equal, run(tiled<1, 1, Widen::once>)},
       {"int16 sums, two tiles", "two streams at once", "slower or equal: the prefetcher sees two",
        Needs::avx2, Match::equal, run(tiled<2, 1, Widen::once>)},
-      {"avx2 table", "one tile, the hardware looks ahead", "the memory's speed", Needs::avx2,
+      {"avx2 table", "one tile, requested 2 KiB ahead", "the memory's speed", Needs::avx2,
        Match::equal, [&p] { product(p, "avx2"); }},
       {"vpdpbusd, two tiles", "fewer instructions", "no gain: memory bound", Needs::avx512,
        Match::equal, run(vnni<1>)},
