@@ -89,6 +89,12 @@ def busy_share(seconds: float = 2.0) -> float:
     return (seen.others_s + seen.stolen_s) / seen.core_s
 
 
+def multiplies_bf16() -> bool:
+    """Whether this processor has instructions for bfloat16 products."""
+    _, flags = _cpu(Path("/proc/cpuinfo").read_text())
+    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags)
+
+
 def facts() -> dict[str, object]:
     """What a reader must know about a run besides its rows."""
     from headrace import __version__, _native
