@@ -115,9 +115,9 @@ def _figures(run: Run, args: argparse.Namespace) -> None:
         say(f"{run.module} is not here; run {run.number} is left out")
         return
     path = run.path(args.results)
-    options = [str(_model(run.model, args)), "--rounds", str(args.rounds), "--out", str(path)]
-    if _call(run.module, options):
-        _write_facts(path, MODELS[run.model])
+    options = [str(_model(run.model, args))] if run.model else []
+    if _call(run.module, [*options, "--rounds", str(args.rounds), "--out", str(path)]):
+        _write_facts(path, MODELS.get(run.model, "no model"))
 
 
 def _call(module: str, options: Sequence[str]) -> bool:

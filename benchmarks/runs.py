@@ -24,7 +24,8 @@ class Run:
 
     `kind` speed: systems take turns (benchmarks.speed); start: benchmarks.start; accuracy:
     benchmarks.accuracy once per model; figures: `module` is run with `--out` and writes figures
-    (benchmarks.rows). `only`: rivals that take part, None for ours alone, empty for all.
+    (benchmarks.rows), `model` being "" if it needs none. `only`: rivals that take part, None for
+    ours alone, empty for all.
     """
 
     number: str
@@ -98,6 +99,23 @@ _RUNS = (
         module="benchmarks.memory",
     ),
     Run("11", "start", "start of the process to the first token", "start"),
+    Run(
+        "12",
+        "queue-order",
+        "orders of the queue beside first come, first served, simulated",
+        "figures",
+        model="",
+        only=None,
+        module="benchmarks.queue_order",
+    ),
+    Run(
+        "13",
+        "interference",
+        "a long prompt beside 16 streams",
+        "figures",
+        only=None,
+        module="benchmarks.interference",
+    ),
 )
 RUNS: dict[str, Run] = {run.number: run for run in _RUNS}
 

@@ -86,6 +86,14 @@ FIGURE_TARGETS: dict[str, dict[str, tuple[float, bool]]] = {
         "64 sequences, median": (1.5, True),
         "64 sequences, p99": (1.5, True),
     },
+    "12": {
+        "shortest, mean over fcfs": (0.65, True),
+        "shortest, p99 over fcfs": (1.05, True),
+    },
+    "13": {
+        "objective, p99 gap over objective": (1.25, True),
+        "objective, throughput over unchunked": (0.85, False),
+    },
 }
 MAX_KL_RATIO = 0.90
 MIN_TOP1_POINTS = -0.2

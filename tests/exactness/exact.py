@@ -13,9 +13,10 @@ from headrace import _native
 from headrace.backends.base import StepPlan, StepResult
 from headrace.backends.cpu import CpuBackend
 from headrace.backends.layout import KV_DTYPES, KVLayout
-from headrace.engine.base import EngineConfig
+from headrace.engine.base import EngineConfig, Scheduling
 from headrace.engine.engine import Engine
 from headrace.engine.load import freq_factors
+from headrace.engine.order import QueueOrder
 from headrace.engine.sampling import SamplingParams
 from headrace.kv.tables import blocks_to_hold
 from headrace.models.registry import build_program
@@ -34,7 +35,8 @@ FLOAT_ACTIVATIONS = "float32"
 FACTORS: Mapping[str, tuple[object, ...]] = {
     "sampling": ("greedy", "sampled", "filtered", "penalized"),
     "batch": ("alone", "crowd"),
-    "chunk": (512, 64, 7),
+    "chunk": (512, 64, 17, 16, 7, 1),
+    "scheduling": ("arrival", "paced", "shortest"),
     "pool": ("large", "tiny"),
     "threads": (1, 2, 3),
     "kernels": (*_native.isas(), FLOAT_ACTIVATIONS),
@@ -52,6 +54,14 @@ _SAMPLING: Mapping[str, dict[str, object]] = {
         "frequency_penalty": 0.3,
         "logit_bias": {11: 2.0, 12: -3.0},
     },
+}
+
+
+# "paced": every chunk of a prompt beside decodes is the least there is, whatever a step takes.
+_SCHEDULING: Mapping[str, Scheduling] = {
+    "arrival": Scheduling(),
+    "paced": Scheduling(order=QueueOrder.RESPONSE_RATIO, itl_target_s=1e-9),
+    "shortest": Scheduling(order=QueueOrder.SHORTEST, itl_target_s=None, max_partial=1),
 }
 
 
@@ -152,9 +162,20 @@ class ExactModel:
             self._references[key] = run_together(engine, self, sampling, [index])[index]
         return self._references[key]
 
-    def engine(self, backend: CpuBackend, *, chunk: int, num_blocks: int | None = None) -> Engine:
+    def engine(
+        self,
+        backend: CpuBackend,
+        *,
+        chunk: int,
+        num_blocks: int | None = None,
+        scheduling: str = "arrival",
+    ) -> Engine:
         used = backend if num_blocks is None else SmallerPool(backend, num_blocks)
-        config = EngineConfig(max_num_seqs=min(16, chunk), max_step_tokens=chunk)
+        config = EngineConfig(
+            max_num_seqs=min(16, chunk),
+            max_step_tokens=chunk,
+            scheduling=_SCHEDULING[scheduling],
+        )
         return Engine(used, self.tokenizer, self.context_len, config)
 
     def tiny_pool(self, backend: CpuBackend, indexes: list[int], chunk: int) -> int:
@@ -189,7 +210,9 @@ def run_row(model: ExactModel, row: Mapping[str, object]) -> tuple[dict[int, Req
     backend = model.backend(str(row["kernels"]), threads, str(row["kv"]))
     indexes = [0] if row["batch"] == "alone" else [0, 1, 3]
     num_blocks = model.tiny_pool(backend, indexes, chunk) if row["pool"] == "tiny" else None
-    engine = model.engine(backend, chunk=chunk, num_blocks=num_blocks)
+    engine = model.engine(
+        backend, chunk=chunk, num_blocks=num_blocks, scheduling=str(row["scheduling"])
+    )
     results = run_together(engine, model, sampling, indexes)
     return results, engine.stats.num_preemptions
 
@@ -197,8 +220,9 @@ def run_row(model: ExactModel, row: Mapping[str, object]) -> tuple[dict[int, Req
 def check_row(model: ExactModel, row: Mapping[str, object]) -> None:
     """One combination of mechanisms gives every request what it gets alone."""
     results, num_preemptions = run_row(model, row)
-    # With the smallest chunks the first requests end before the last begin.
-    if row["pool"] == "tiny" and row["batch"] == "crowd" and row["chunk"] != 7:
+    # With smaller chunks the first requests end before the last begin.
+    grows = row["chunk"] in {512, 64} and row["scheduling"] != "paced"
+    if row["pool"] == "tiny" and row["batch"] == "crowd" and grows:
         assert num_preemptions > 0, "the tiny pool must preempt, or this row proves nothing"
     for index, record in results.items():
         sampling, kv = str(row["sampling"]), str(row["kv"])

@@ -18,7 +18,7 @@ from tests.exactness.exact import (
 from tests.support.cover import Row, full_product, pairwise_cover, row_name
 
 FAST = {**FACTORS, "kernels": (FASTEST, FLOAT_ACTIVATIONS)}
-COVER = pairwise_cover(FAST, seed=2)
+COVER = pairwise_cover(FAST, seed=7)
 PRODUCT = [row for row in full_product(FACTORS) if row not in COVER]
 
 

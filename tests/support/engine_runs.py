@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from headrace.engine.base import (
+    THROUGHPUT,
     ChoiceDelta,
     EngineConfig,
     Event,
     PromptDelta,
     RequestDone,
     RequestFailed,
+    Scheduling,
     TokenLogprob,
 )
 from headrace.engine.engine import Engine
@@ -93,11 +96,16 @@ def fake_engine(
     max_num_seqs: int = 8,
     max_step_tokens: int = 32,
     context_len: int = 100,
+    scheduling: Scheduling = THROUGHPUT,
 ) -> Engine:
-    """An engine over the fake model that notices writes to shared blocks."""
+    """An engine over the fake model that notices writes to shared blocks. Its clock tells the same
+    times in every run."""
     backend = FakeBackend(num_blocks, windows, max_step_rows=max_step_tokens)
-    config = EngineConfig(max_num_seqs=max_num_seqs, max_step_tokens=max_step_tokens)
-    engine = Engine(backend, FakeTokenizer(), context_len, config)
+    config = EngineConfig(
+        max_num_seqs=max_num_seqs, max_step_tokens=max_step_tokens, scheduling=scheduling
+    )
+    ticks = itertools.count()
+    engine = Engine(backend, FakeTokenizer(), context_len, config, clock=lambda: next(ticks) / 64)
 
     def owners(block: int) -> int:
         live = [*engine._running.values(), *engine._waiting.values()]

@@ -135,7 +135,7 @@ class Scheduling(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     order: QueueOrder = QueueOrder.FCFS
-    patience: float = 1.15
+    patience: float = 1.17
     grace_s: float = 10.0
     max_wait_s: float = 600.0
     max_partial: int = 4

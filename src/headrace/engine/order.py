@@ -72,7 +72,7 @@ class OrderPolicy:
     and `grace_s` of 0 allow none."""
 
     order: QueueOrder = QueueOrder.FCFS
-    patience: float = 1.15
+    patience: float = 1.17
     grace_s: float = 10.0
     max_wait_s: float = 600.0
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from headrace.engine.order import Moment, OrderPolicy, Ticket, arrange
+from headrace.backends.layout import BLOCK_LEN
+from headrace.engine.order import Moment, OrderPolicy, QueueOrder, Ticket, arrange
 from headrace.engine.request import SequenceState, Status
 
 # Sequences that an order looks at, the first by arrival: it is asked for in every step that may
@@ -86,6 +87,10 @@ class WaitQueue:
         """The prefix cache holds so many positions of a sequence that waits."""
         self._num_cached += num_tokens - seq.ticket.cached
         seq.ticket.cached = num_tokens
+        if self.policy.order is QueueOrder.DFS_WEIGHT:
+            starts = range(0, num_tokens - BLOCK_LEN + 1, BLOCK_LEN)
+            blocks = (seq.tokens[start : start + BLOCK_LEN] for start in starts)
+            seq.ticket.path = tuple(block.tobytes() for block in blocks)
 
     def note_passes(self, passed: Mapping[int, int]) -> None:
         """`passed`: sequences that did not fit, and how many were admitted in their place."""

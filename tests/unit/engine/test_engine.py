@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
@@ -10,11 +11,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.engine.base import RequestOptions, Scheduling
+from headrace.engine.order import QueueOrder
 from headrace.engine.sampling import SamplingParams, mix64
 from headrace.errors import OverloadedError, RequestError
 from tests.support.engine_runs import Recorder, check_preempted, fake_engine, run_alone
 
 WINDOWS = [(0,), (0, 20), (0, 20, 20, 20)]
+# Every order, and prompts cut by time as well as by tokens. The clock of these engines is fast: a
+# step takes about a tenth of a second, and requests soon wait too long.
+schedulings = st.builds(
+    Scheduling,
+    order=st.sampled_from(QueueOrder),
+    patience=st.sampled_from([0.0, 1.15, math.inf]),
+    grace_s=st.sampled_from([0.0, 1.0]),
+    max_wait_s=st.sampled_from([0.5, 5.0, math.inf]),
+    max_partial=st.sampled_from([1, 2, 8]),
+    max_passes=st.sampled_from([0, 2, 64]),
+    itl_target_s=st.sampled_from([None, 0.0, 0.01, 0.2]),
+)
 
 
 def _random_params(rng: random.Random) -> SamplingParams:
@@ -44,9 +59,15 @@ def _random_prompt(rng: random.Random, longest: int) -> list[int]:
     num_blocks=st.integers(8, 40),
     chunk=st.sampled_from([1, 5, 16, 32]),
     max_num_seqs=st.sampled_from([3, 8]),
+    scheduling=schedulings,
 )
 def test_random_loads_change_no_output_and_lose_no_block(
-    seed: int, windows: tuple[int, ...], num_blocks: int, chunk: int, max_num_seqs: int
+    seed: int,
+    windows: tuple[int, ...],
+    num_blocks: int,
+    chunk: int,
+    max_num_seqs: int,
+    scheduling: Scheduling,
 ) -> None:
     rng = random.Random(seed)
     engine = fake_engine(
@@ -54,6 +75,7 @@ def test_random_loads_change_no_output_and_lose_no_block(
         windows,
         max_num_seqs=max_num_seqs,
         max_step_tokens=max(chunk, max_num_seqs),
+        scheduling=scheduling,
     )
     recorder, asked = Recorder(), {}
     aborted: set[str] = set()
@@ -63,7 +85,8 @@ def test_random_loads_change_no_output_and_lose_no_block(
             prompt = _random_prompt(rng, 45)
             params = _random_params(rng)
             try:
-                engine.add(name, prompt, params)
+                options = RequestOptions(priority=rng.choice([0, 0, 0, -1, 2]))
+                engine.add(name, prompt, params, options)
                 asked[name] = (prompt, params)
             except RequestError:
                 assert len(prompt) + (params.max_tokens or 0) > engine.max_model_len
