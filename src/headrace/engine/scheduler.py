@@ -69,7 +69,7 @@ class _Budget:
         if pace is not None and self.load.decode_rows:
             self._pace = pace
             self.bound_s = pace.bound_s(self.load)
-            self.seconds = self.bound_s - pace.model.predict(self.load)
+            self.seconds = pace.aim_s(self.load) - pace.model.predict(self.load)
 
     def missing(self, seq: SequenceView, num_rows: int) -> int:
         more = blocks_for(seq.computed + num_rows) - seq.table_len

@@ -110,7 +110,8 @@ class StepTimeFit:
 
     @property
     def error(self) -> float:
-        """Recent mean of |predicted - measured| / measured; 0 before there was a prediction."""
+        """Recent mean of |predicted - measured| / measured, at most 1; 0 before there was a
+        prediction."""
         return self._error or 0.0
 
     def observe(self, load: StepLoad, seconds: float) -> None:
@@ -118,7 +119,7 @@ class StepTimeFit:
         if not seconds > 0 or math.isinf(seconds):
             return
         if self._model is not None:
-            error = abs(self._model.predict(load) / seconds - 1)
+            error = min(1.0, abs(self._model.predict(load) / seconds - 1))
             before = error if self._error is None else self._error
             self._error = _ERROR_KEEP * before + (1 - _ERROR_KEEP) * error
         if load.prompt_rows:
@@ -232,16 +233,23 @@ def _solve(a: list[list[float]], b: list[float]) -> list[float]:
 class Pace:
     """How long a step in which sequences decode may take, and the fit that says how long it will.
 
-    The bound is `multiple` times what the decodes take alone, and at least `least_s`.
+    The bound is `multiple` times what the decodes take alone, and at least `least_s`. Predictions
+    that miss by a mean of `error` are aimed so far below it that few steps break it.
     """
 
     model: StepTime
     least_s: float
     multiple: float = 0.0
+    error: float = 0.0
 
     def bound_s(self, decodes: StepLoad) -> float:
         """Seconds that a step with these decodes may take."""
         return max(self.least_s, self.multiple * self.model.predict(decodes))
+
+    def aim_s(self, decodes: StepLoad) -> float:
+        """Seconds that such a step should be predicted to take. Of errors spread like a normal
+        distribution, one in 20 is above twice their mean."""
+        return self.bound_s(decodes) / (1 + 2 * min(self.error, MAX_ERROR))
 
 
 # A step in which sequences decode may take this many times what the decodes take alone, where no
@@ -249,6 +257,8 @@ class Pace:
 # itself becomes as more sequences join.
 DERIVED_MULTIPLE = 2.0
 DERIVED_LEAST_S = 0.05
+# Larger errors are a fit that has just begun, or a machine that nobody can foresee.
+MAX_ERROR = 0.15
 
 
 class Pacer:
@@ -264,8 +274,8 @@ class Pacer:
         if model is None or self._target_s == 0:
             return None
         if self._target_s is None:
-            return Pace(model, DERIVED_LEAST_S, DERIVED_MULTIPLE)
-        return Pace(model, self._target_s)
+            return Pace(model, DERIVED_LEAST_S, DERIVED_MULTIPLE, self.fit.error)
+        return Pace(model, self._target_s, 0.0, self.fit.error)
 
     def prompt_s(self, load: StepLoad, seconds: float) -> float:
         """Of the seconds of a step, those that its prompts took: their share by the fit."""

@@ -19,7 +19,8 @@ SLOW = StepTime(1.0, decode_row=0.25, decode_context=0.0, prompt_row=1 / 32, pro
 def paces(draw: st.DrawFn) -> Pace | None:
     cost = st.floats(0, 0.1)
     model = StepTime(draw(cost), draw(cost), draw(cost), draw(cost), draw(cost))
-    return draw(st.none() | st.just(Pace(model, draw(st.floats(0, 20)), draw(st.floats(0, 3)))))
+    pace = Pace(model, draw(st.floats(0, 20)), draw(st.floats(0, 3)), draw(st.floats(0, 1)))
+    return draw(st.none() | st.just(pace))
 
 
 @st.composite
@@ -193,7 +194,7 @@ def test_a_step_keeps_its_pace(case: tuple[int, SchedulerView]) -> None:
             decodes.add(seq.computed, 1)
     if view.pace is None or not decodes.decode_rows:
         return
-    over = view.pace.model.predict(load) > view.pace.bound_s(decodes) * (1 + 1e-9)
+    over = view.pace.model.predict(load) > view.pace.aim_s(decodes) * (1 + 1e-9)
     prompt_rows = sum(r.num_rows for r in decision.rows) - decodes.decode_rows
     assert not over or prompt_rows <= MIN_CHUNK
 

@@ -152,6 +152,8 @@ def test_objectives() -> None:
     slow = StepTime(0.1, 0.01, 0, 0, 0)
     assert Pace(slow, 0.5).bound_s(decodes) == 0.5
     assert Pace(slow, 0.05, 2.0).bound_s(decodes) == pytest.approx(0.4)
+    assert Pace(slow, 0.5, error=0.1).aim_s(decodes) == pytest.approx(0.5 / 1.2)
+    assert Pace(slow, 0.5, error=0.9).aim_s(decodes) == pytest.approx(0.5 / 1.3)
     pacer = Pacer(0.0)
     pacer.fit.observe(decodes, 0.2)
     assert pacer.pace() is None
