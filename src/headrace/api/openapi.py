@@ -68,7 +68,8 @@ def build_openapi(operations: Sequence[Operation], *, with_key: bool) -> dict[st
 def _operation(op: Operation, with_key: bool) -> dict[str, Any]:
     content: dict[str, Any] = {op.content_type: _schema(op.response)}
     if op.events:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        # No schema: OpenAPI 3.1 has none for the events of a stream.
+        content["text/event-stream"] = {}
     failure = {"application/json": _schema(ErrorBody)}
     made: dict[str, Any] = {
         "operationId": op.method.lower() + op.path.replace("/", "_").translate(_PLAIN),

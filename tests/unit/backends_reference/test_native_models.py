@@ -196,7 +196,8 @@ def test_a_softcapped_head(tmp_path: Path) -> None:
     results = [b.collect(b.submit(plan)).rows[0] for b in (serving, reference)]
     got, expected = (dict(result.top) for result in results)
     assert max(expected.values()) - min(expected.values()) < 1.0
-    assert got == pytest.approx(expected, abs=1e-5)
+    # A BLAS that adds in another order rounds some keys and values to another half.
+    assert got == pytest.approx(expected, abs=2**-11)
 
 
 def test_sampled_logprobs_are_those_of_the_logits(source: WeightSource) -> None:
