@@ -8,7 +8,8 @@ room, and never keeps a block from anybody who needs it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 
 # Holes of each kind that are looked at to place an extent.
 _MAX_LOOKED_AT = 24
@@ -29,23 +30,37 @@ class FreeExtents:
         self._classes: list[dict[int, None]] = [{} for _ in range(num_blocks.bit_length() + 1)]
         # Block behind an extent's last -> blocks that its owner will want from there on.
         self._claims: dict[int, int] = {}
+        self.num_claimed = 0  # their sum
         self._open(0, num_blocks)
         self.num_free = num_blocks
 
     # ---- giving back ----
 
-    def add(self, block: int) -> None:
-        """`block` is free now. The claim behind it ends, as its owner's extent does."""
-        self._claims.pop(block + 1, None)
-        start, length = block, 1
+    def add(self, block: int, num: int = 1) -> None:
+        """`num` blocks from `block` on are free now. The claim behind them ends, as the extent of
+        its owner does."""
+        self.num_free += num
+        end = block + num
+        self.claim(end - 1, 0)
         before = self._start.get(block)
         if before is not None:
-            start, length = before, length + self._close(before)
-        behind = self._length.get(block + 1)
+            block = before
+            self._close(before)
+        behind = self._length.get(end)
         if behind is not None:
-            length += self._close(block + 1)
-        self._open(start, length)
-        self.num_free += 1
+            self._close(end)
+            end += behind
+        self._open(block, end - block)
+
+    def add_all(self, blocks: Sequence[int]) -> None:
+        """All of these are free now; runs among them are added as such."""
+        start = previous = blocks[0]
+        for block in itertools.islice(blocks, 1, None):
+            if block != previous + 1:
+                self.add(start, previous + 1 - start)
+                start = block
+            previous = block
+        self.add(start, previous + 1 - start)
 
     def holes(self) -> Iterator[tuple[int, int]]:
         """(first block, length) of every hole, in no particular order."""
@@ -54,12 +69,19 @@ class FreeExtents:
     # ---- taking ----
 
     def take_behind(self, last: int, num: int) -> int:
-        """Take up to `num` blocks directly behind block `last`; how many there were."""
-        length = self._length.get(last + 1)
+        """Take up to `num` blocks directly behind block `last`; how many there were. The claim
+        there, if any, ends."""
+        first = last + 1
+        if self._claims:
+            self.claim(last, 0)
+        length = self._length.get(first)
         if length is None or num < 1:
             return 0
-        taken = min(num, length)
-        self._cut(last + 1, 0, taken)
+        taken = num if num < length else length
+        self._close(first)
+        if taken < length:
+            self._open(first + taken, length - taken)
+        self.num_free -= taken
         return taken
 
     def take_new(self, num: int, want: int) -> tuple[int, int]:
@@ -83,10 +105,10 @@ class FreeExtents:
 
     def claim(self, last: int, num: int) -> None:
         """Whoever has the extent that ends with `last` wants `num` blocks behind it."""
+        before = self._claims.pop(last + 1, 0)
         if num > 0:
             self._claims[last + 1] = num
-        else:
-            self._claims.pop(last + 1, None)
+        self.num_claimed += max(0, num) - before
 
     def _choose(self, want: int) -> tuple[int, int]:
         """(hole, offset into it) where an extent of `want` blocks is least in the way.
@@ -95,33 +117,46 @@ class FreeExtents:
         for r will break about w / r - 1 times, and so will the one in front of it that claims the
         hole. Of equal places the one with the least left over wins.
         """
+        found = self._roomy(want)
+        if found is not None:
+            return found
         best: tuple[float, int, int, int] | None = None
         for hole in self._candidates(want):
             length, claimed = self._length[hole], self._claims.get(hole, 0)
-            before, left = max(0.0, claimed / length - 1.0), max(0, length - claimed - want)
+            before = claimed / length - 1.0 if claimed > length else 0.0
             for offset in _offsets(length, claimed, want):
                 room = length - offset
-                breaks = max(0.0, want / room - 1.0) - before
+                breaks = want / room - 1.0 - before if want > room else -before
                 if claimed > offset:
                     breaks += claimed / (offset + 0.5) - 1.0
-                key = (round(breaks, 2), left, hole, offset)
+                key = (round(breaks, 2), length, hole, offset)
                 if best is None or key < best:
                     best = key
         if best is None:
             raise ValueError("no block is free")
         return best[2], best[3]
 
+    def _roomy(self, want: int) -> tuple[int, int] | None:
+        """(hole, offset) where nobody will break: behind what is claimed of a hole, with the least
+        left over; None if none of those looked at is so large."""
+        best, least, num = None, -1, 0
+        lengths, claims = self._length, self._claims
+        for holes in self._classes[want.bit_length() :]:
+            for hole in holes:
+                claimed = claims.get(hole, 0)
+                left = lengths[hole] - claimed - want
+                if left >= 0 and (best is None or left < least):
+                    best, least = (hole, claimed), left
+                num += 1
+                if left == 0 or num == _MAX_LOOKED_AT:
+                    return best
+        return best
+
     def _candidates(self, want: int) -> Iterator[int]:
-        """Some holes that are large enough, smaller classes first, and the largest of the rest."""
-        size = want.bit_length()
-        for classes in (self._classes[size:], self._classes[size - 1 :: -1]):
-            num = 0
-            for holes in classes:
-                for hole in holes:
-                    if num == _MAX_LOOKED_AT:
-                        break
-                    yield hole
-                    num += 1
+        """Some holes, first those about as large as `want`, the larger before the smaller."""
+        size, classes = want.bit_length(), self._classes
+        order = itertools.chain(classes[size:], classes[size - 1 :: -1])
+        return itertools.islice(itertools.chain.from_iterable(order), _MAX_LOOKED_AT)
 
     # ---- holes ----
 
@@ -159,6 +194,8 @@ class FreeExtents:
             end = start + length
         if len(self._start) != len(self._length) or self.num_free != sum(self._length.values()):
             raise AssertionError("holes do not add up")
+        if self.num_claimed != sum(self._claims.values()):
+            raise AssertionError("claims do not add up")
 
 
 def _offsets(length: int, claimed: int, want: int) -> tuple[int, ...]:
@@ -167,9 +204,7 @@ def _offsets(length: int, claimed: int, want: int) -> tuple[int, ...]:
         return (0,)
     if claimed + want <= length:
         return (claimed,)
-    last = length - 1
-    behind = min(claimed, last)
-    return 0, length // 3, length // 2, 2 * length // 3, behind, max(0, length - want)
+    return (0,) if length == 1 else (0, length // 2, min(claimed, length - 1))
 
 
 def num_extents(table: Iterable[int]) -> int:

@@ -1,16 +1,26 @@
-"""BlockPool: who owns each block of the arena. Counts references; never touches memory."""
+"""BlockPool: who owns each block of the arena. Counts references; never touches memory.
+
+Tables grow behind their last block where they can (kv.extents), so that a sequence stays in few
+runs of ids.
+"""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable
 
+from headrace.kv.extents import FreeExtents
+
+# Of a pool's blocks, one in so many at most is kept free ahead of need.
+AHEAD_SHARE = 8
+
 
 class BlockPool:
     """Fixed number of blocks, each free or held by one or more references.
 
-    Invariants (law 3): a block is on the free list exactly when its count is 0;
-    num_free + blocks with a count = num_blocks. `allocate` is all or nothing.
+    Invariants (law 3): a block lies in a hole of the free extents exactly when its count is 0;
+    num_free + blocks with a count = num_blocks. `allocate` is all or nothing, and so is `make_room`
+    with the `extend` that it allows.
 
     One reference of a block may be the prefix cache's. A block that has no other is idle: its KV
     is kept in case that it is wanted, and `reclaim` (set by the cache) frees it when it is not.
@@ -26,31 +36,78 @@ class BlockPool:
         # A list, whose small integers cost least to read and write.
         self._counts = [0] * num_blocks
         self._is_cached = bytearray(num_blocks)
-        # Stack: low ids come out first, so that a small load touches little of the arena.
-        self._free = array("i", range(num_blocks - 1, -1, -1))
+        self._free = FreeExtents(num_blocks)
+        # Most blocks that are kept free for extents to come, at the expense of idle ones.
+        self._most_ahead = num_blocks // AHEAD_SHARE
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        return self._free.num_free
+
+    @property
+    def num_claimed(self) -> int:
+        """Blocks that tables are expected to take behind their last ones."""
+        return self._free.num_claimed
 
     @property
     def num_available(self) -> int:
         """Blocks that `allocate` can give: free and idle ones."""
-        return len(self._free) + self.num_idle
+        return self._free.num_free + self.num_idle
+
+    def make_room(self, num: int, want: int = 0) -> bool:
+        """Whether `num` blocks are free, now that idle ones were freed if it took that.
+
+        `want`: blocks that somebody who begins here will come to hold. Then idle ones make room for
+        them and for what others claim, before these are scattered over whatever is free.
+        """
+        free = self._free
+        goal = num
+        if want:
+            goal = max(num, min(want + free.num_claimed, self._most_ahead))
+        if goal > free.num_free:
+            if num > self.num_available:
+                return False
+            if self.reclaim is not None and self.num_idle:
+                self.reclaim(min(goal - free.num_free, self.num_idle))
+        return num <= free.num_free
+
+    def extend(self, table: array[int], num: int, want: int) -> None:
+        """Append `num` blocks with count 1, which must be free; behind the last one if those are.
+
+        `want`: blocks that the table is expected to take from here on, `num` among them.
+        """
+        free, left = self._free, num
+        if table:
+            last = table[-1]
+            taken = free.take_behind(last, num) if last >= 0 else 0
+            self._append(table, last + 1, taken)
+            left -= taken
+        while left:
+            first, taken = free.take_new(left, want - num + left)
+            self._append(table, first, taken)
+            left -= taken
+        if want > num:
+            free.claim(table[-1], want - num)
+
+    def _append(self, table: array[int], first: int, num: int) -> None:
+        counts = self._counts
+        for block in range(first, first + num):
+            counts[block] = 1
+            table.append(block)
+
+    def unclaim(self, table: array[int]) -> None:
+        """The table will take no blocks any more."""
+        if table and table[-1] >= 0:
+            self._free.claim(table[-1], 0)
 
     def allocate(self, num: int) -> array[int] | None:
-        """`num` blocks with count 1, or None (and nothing changed) when fewer are available."""
-        if num > len(self._free):
-            if self.reclaim is None or num > self.num_available:
-                return None
-            self.reclaim(num - len(self._free))
-        if num == 0:
-            return array("i")
-        taken = self._free[-num:]
-        del self._free[-num:]
-        taken.reverse()
-        for block in taken:
-            self._counts[block] = 1
+        """`num` blocks with count 1 for somebody who will not grow, out of small holes; None (and
+        nothing changed) when fewer are available."""
+        if not self.make_room(num):
+            return None
+        taken = array("i")
+        while len(taken) < num:
+            self._append(taken, *self._free.take_crumb(num - len(taken)))
         return taken
 
     def share(self, blocks: Iterable[int]) -> None:
@@ -68,6 +125,7 @@ class BlockPool:
     def release(self, blocks: Iterable[int]) -> None:
         """Drop one reference of each block; the last one frees it."""
         counts, is_cached, num_idled = self._counts, self._is_cached, 0
+        freed: list[int] = []
         for block in blocks:
             count = counts[block] - 1
             if count == 1:
@@ -75,9 +133,11 @@ class BlockPool:
             elif count <= 0:
                 if count < 0 or is_cached[block]:
                     raise ValueError(f"block {block} is released but not held")
-                self._free.append(block)
+                freed.append(block)
             counts[block] = count
         self.num_idle += num_idled
+        if freed:
+            self._free.add_all(freed)
 
     def cache(self, blocks: Iterable[int]) -> None:
         """Add the prefix cache's reference to each block, all of which somebody holds."""
@@ -90,16 +150,18 @@ class BlockPool:
 
     def uncache(self, blocks: Iterable[int]) -> None:
         """Drop the prefix cache's reference; what nobody else holds becomes free."""
-        counts, is_cached, num_freed = self._counts, self._is_cached, 0
+        counts, is_cached = self._counts, self._is_cached
+        freed: list[int] = []
         for block in blocks:
             if not is_cached[block]:
                 raise ValueError(f"block {block} is not cached")
             is_cached[block] = 0
             count = counts[block] = counts[block] - 1
             if count == 0:
-                num_freed += 1
-                self._free.append(block)
-        self.num_idle -= num_freed
+                freed.append(block)
+        self.num_idle -= len(freed)
+        if freed:
+            self._free.add_all(freed)
 
     def count(self, block: int) -> int:
         """References of a block."""
@@ -111,9 +173,8 @@ class BlockPool:
 
     def check(self) -> None:
         """Raise AssertionError when an invariant is broken (tests and idle checks)."""
-        free = set(self._free)
-        if len(free) != len(self._free):
-            raise AssertionError("a block is on the free list twice")
+        self._free.check()
+        free = {b for first, num in self._free.holes() for b in range(first, first + num)}
         num_idle = 0
         for block, count in enumerate(self._counts):
             if count < 0 or (count == 0) != (block in free):

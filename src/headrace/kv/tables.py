@@ -50,12 +50,16 @@ class SequenceTables:
     All tables have the same length (blocks of the positions covered so far); entries behind a
     window are -1. `pending_copies` are (source, destination) pairs that the next step must perform
     before it writes; `take_copies` hands them over and `copies_done` drops their references.
+
+    `expected_len`: positions that it will come to hold, as far as anybody knows. A hint to where
+    its blocks should lie.
     """
 
     layout: KVLayout
     pool: BlockPool
     tables: list[array[int]] = field(default_factory=list)
     pending_copies: list[tuple[int, int]] = field(default_factory=list)
+    expected_len: int = 0
     _trimmed: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -77,12 +81,22 @@ class SequenceTables:
         more = blocks_for(length) - self.num_blocks_len
         if more <= 0:
             return True
-        fresh = self.pool.allocate(more * len(self.tables))
-        if fresh is None:
+        pool = self.pool
+        wants = self._wants(more)
+        if not pool.make_room(more * len(self.tables), 0 if self.tables[0] else sum(wants)):
             return False
-        for index, table in enumerate(self.tables):
-            table.extend(fresh[index * more : (index + 1) * more])
+        for table, want in zip(self.tables, wants, strict=True):
+            pool.extend(table, more, want)
         return True
+
+    def _wants(self, more: int) -> list[int]:
+        """Blocks that each table will take from here on, `more` of them now. What slides behind a
+        window is given back, so such a table never needs more at once than the window."""
+        want = max(more, blocks_for(self.expected_len) - len(self.tables[0]))
+        return [
+            max(more, min(want, blocks_for(g.window) + 1)) if g.window else want
+            for g in self.layout.groups
+        ]
 
     def start_from(self, tables: Sequence[array[int]], tail: Sequence[int]) -> bool:
         """Begin with blocks that others wrote, whose references are taken over (tables are empty).
@@ -93,14 +107,21 @@ class SequenceTables:
         for index, table in enumerate(tables):
             self.tables[index] = table
             self._trimmed[index] = next((i for i, b in enumerate(table) if b >= 0), len(table))
-        fresh = self.pool.allocate(len(tail))
-        if fresh is None:
+        if not tail:
+            return True
+        wants = self._wants(1)
+        if not self.pool.make_room(len(tail), sum(wants)):
             self.pool.release(tail)
             return False
-        for table, source, block in zip(self.tables, tail, fresh, strict=False):
-            table.append(block)
-            self.pending_copies.append((source, block))
+        self._continue_from(tail, wants)
         return True
+
+    def _continue_from(self, tail: Sequence[int], wants: Sequence[int]) -> None:
+        """Append a block to every table, to be a copy of one of `tail`, whose references are taken
+        over. There is room for it."""
+        for table, source, want in zip(self.tables, tail, wants, strict=True):
+            self.pool.extend(table, 1, want)
+            self.pending_copies.append((source, table[-1]))
 
     def trim(self, computed: int) -> None:
         """Free blocks that no row at position >= computed can see."""
@@ -120,22 +141,24 @@ class SequenceTables:
         None (and nothing changed) when the pool has too few blocks for the tails.
         """
         has_tail = computed % BLOCK_LEN != 0
-        fresh = self.pool.allocate(len(self.tables) if has_tail else 0)
-        if fresh is None:
-            return None
         twin = SequenceTables(
-            self.layout, self.pool, [array("i", t) for t in self.tables], [], list(self._trimmed)
-        )
-        for index, table in enumerate(twin.tables):
+            self.layout,
+            self.pool,
             # Blocks past the computed positions hold nothing; the twin grows its own.
-            del table[blocks_for(computed) :]
-            shared = table[:-1] if has_tail else table
-            self.pool.share(b for b in shared if b >= 0)
-            if has_tail:
-                source = table[-1]
-                self.pool.share((source,))
-                table[-1] = fresh[index]
-                twin.pending_copies.append((source, fresh[index]))
+            [table[: computed // BLOCK_LEN] for table in self.tables],
+            [],
+            self.expected_len,
+            list(self._trimmed),
+        )
+        wants = twin._wants(1)
+        if has_tail and not self.pool.make_room(len(wants), sum(wants)):
+            return None
+        for table in twin.tables:
+            self.pool.share(b for b in table if b >= 0)
+        if has_tail:
+            tail = [table[computed // BLOCK_LEN] for table in self.tables]
+            self.pool.share(tail)
+            twin._continue_from(tail, wants)
         return twin
 
     def references(self) -> Iterator[int]:
@@ -170,6 +193,7 @@ class SequenceTables:
         self.pool.release(source for source, _ in self.pending_copies)
         self.pending_copies = []
         for index, table in enumerate(self.tables):
+            self.pool.unclaim(table)
             self.pool.release(b for b in table if b >= 0)
             self.tables[index] = array("i")
             self._trimmed[index] = 0

@@ -65,9 +65,12 @@ class ExtentsMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:
         table = self.tables.pop(data.draw(st.integers(0, len(self.tables) - 1)))
-        for block in data.draw(st.permutations(table)):
-            self.extents.add(block)
-            self.free.add(block)
+        if data.draw(st.booleans()):
+            self.extents.add_all(table)
+        else:
+            for block in data.draw(st.permutations(table)):
+                self.extents.add(block)
+        self.free.update(table)
 
     @invariant()
     def holes_are_the_runs_of_what_is_free(self) -> None:

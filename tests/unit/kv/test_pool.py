@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+from array import array
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from headrace.backends.layout import BLOCK_LEN, make_layout
+from headrace.kv.extents import num_extents
 from headrace.kv.pool import BlockPool
 from headrace.kv.tables import (
     SequenceTables,
@@ -30,9 +34,11 @@ class TablesMachine(RuleBasedStateMachine):
         self.live: list[SequenceTables] = []
         self.computed: list[int] = []
 
-    @rule()
-    def start(self) -> None:
-        self.live.append(SequenceTables(self.layout, self.pool))
+    @rule(expected_len=st.sampled_from([0, 0, 30, 150, 900]))
+    def start(self, expected_len: int) -> None:
+        tables = SequenceTables(self.layout, self.pool)
+        tables.expected_len = expected_len
+        self.live.append(tables)
         self.computed.append(0)
 
     @precondition(lambda self: bool(self.live))
@@ -79,6 +85,10 @@ class TablesMachine(RuleBasedStateMachine):
         assert counts == [self.pool.count(b) for b in range(NUM_BLOCKS)]
 
     @invariant()
+    def nothing_is_claimed_by_nobody(self) -> None:
+        assert self.live or self.pool.num_claimed == 0
+
+    @invariant()
     def tables_cover_what_is_visible(self) -> None:
         for tables, computed in zip(self.live, self.computed, strict=True):
             for group, table in zip(self.layout.groups, tables.tables, strict=True):
@@ -120,6 +130,138 @@ def test_releasing_a_free_block_is_refused() -> None:
         pool.release([0])
     with pytest.raises(ValueError, match="cannot be shared"):
         pool.share([1])
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Tables grow over a pool whose blocks are cached when they end, as a cache does it, against
+    plain counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = BlockPool(NUM_BLOCKS)
+        self.pool.reclaim = self._evict
+        self.tables: list[array[int]] = []
+        self.cached: list[int] = []
+
+    def _evict(self, num: int) -> None:
+        idle = [b for b in self.cached if self.pool.count(b) == 1][:num]
+        assert len(idle) == num
+        self.pool.uncache(idle)
+        self.cached = [b for b in self.cached if b not in idle]
+
+    def _held(self) -> set[int]:
+        return {b for table in self.tables for b in table}
+
+    @rule()
+    def begin(self) -> None:
+        self.tables.append(array("i"))
+
+    @precondition(lambda self: bool(self.tables))
+    @rule(data=st.data(), num=st.integers(1, 12), more=st.integers(0, 40))
+    def grow(self, data: st.DataObject, num: int, more: int) -> None:
+        table = data.draw(st.sampled_from(self.tables))
+        before, available = list(table), NUM_BLOCKS - len(self._held())
+        assert self.pool.num_available == available
+        fits = self.pool.make_room(num, 0 if table else num + more)
+        assert fits == (num <= available)
+        if not fits:
+            assert self.pool.num_available == available
+            return
+        others = self._held()
+        self.pool.extend(table, num, num + more)
+        assert list(table[: len(before)]) == before
+        fresh = table[len(before) :]
+        assert len(fresh) == len(set(fresh)) == num
+        assert others.union(self.cached).isdisjoint(fresh)
+
+    @rule(num=st.integers(0, 5))
+    def allocate(self, num: int) -> None:
+        others = self._held()
+        available = NUM_BLOCKS - len(self._held())
+        fresh = self.pool.allocate(num)
+        assert (fresh is None) == (num > available)
+        if fresh is not None:
+            assert len(set(fresh)) == num
+            assert others.union(self.cached).isdisjoint(fresh)
+            self.tables.append(fresh)
+
+    @precondition(lambda self: bool(self.tables))
+    @rule(data=st.data(), keeps=st.booleans())
+    def end(self, data: st.DataObject, keeps: bool) -> None:
+        table = self.tables.pop(data.draw(st.integers(0, len(self.tables) - 1)))
+        if keeps:
+            self.pool.cache(b for b in table if not self.pool.is_cached(b))
+            self.cached += [b for b in table if b not in self.cached]
+        self.pool.unclaim(table)
+        self.pool.release(table)
+
+    @precondition(lambda self: bool(self.cached))
+    @rule(data=st.data())
+    def hit(self, data: st.DataObject) -> None:
+        blocks = self.cached[: data.draw(st.integers(1, len(self.cached)))]
+        self.pool.share(blocks)
+        self.tables.append(array("i", blocks))
+
+    @invariant()
+    def counts_are_references(self) -> None:
+        self.pool.check()
+        counts = [0] * NUM_BLOCKS
+        for block in itertools.chain(self.cached, *self.tables):
+            counts[block] += 1
+        assert counts == [self.pool.count(b) for b in range(NUM_BLOCKS)]
+
+
+PoolMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestPool = PoolMachine.TestCase
+
+
+def test_who_grows_as_expected_stays_in_one_run() -> None:
+    pool = BlockPool(64)
+    layout = make_layout((0,), 1, 8)
+    goals = [5, 9, 14, 20]
+    live = [SequenceTables(layout, pool, expected_len=goal * BLOCK_LEN) for goal in goals]
+    for num in range(1, max(goals) + 1):
+        for goal, tables in zip(goals, live, strict=True):
+            assert tables.grow(min(num, goal) * BLOCK_LEN)
+    assert [num_extents(tables.tables[0]) for tables in live] == [1, 1, 1, 1]
+
+
+def test_idle_blocks_make_room_for_who_begins_but_not_for_who_goes_on() -> None:
+    pool = BlockPool(80)
+    evicted = []
+
+    def evict(num: int) -> None:
+        evicted.append(num)
+        pool.uncache(cached[:num])
+        del cached[:num]
+
+    pool.reclaim = evict
+    table = pool.allocate(79)
+    assert table is not None
+    pool.cache(table)
+    cached = list(table)
+    pool.release(table)
+    assert (pool.num_free, pool.num_idle) == (1, 79)
+    assert pool.make_room(1)
+    assert not evicted
+    # No more than an eighth of the pool.
+    assert pool.make_room(1, 50)
+    assert evicted == [9]
+    assert pool.make_room(1, 50)
+    assert evicted == [9]
+
+
+def test_a_forks_tail_begins_a_run_of_its_own() -> None:
+    pool = BlockPool(64)
+    tables = SequenceTables(make_layout((0,), 1, 8), pool, expected_len=10 * BLOCK_LEN)
+    assert tables.grow(2 * BLOCK_LEN + 5)
+    twin = tables.fork(2 * BLOCK_LEN + 5)
+    assert twin is not None
+    for each in (tables, twin):
+        assert each.grow(10 * BLOCK_LEN)
+    assert [num_extents(each.tables[0]) for each in (tables, twin)] == [1, 2]
+    assert twin.tables[0][:2] == tables.tables[0][:2]
+    assert twin.pending_copies == [(tables.tables[0][2], twin.tables[0][2])]
 
 
 @pytest.mark.parametrize("windows", [(0,), (0, 0, 20), (0, 20, 20, 20, 20), (64, 64)])
