@@ -3,6 +3,7 @@ each: comparing, hashing and slicing them are single calls."""
 
 from __future__ import annotations
 
+import struct
 from array import array
 from bisect import bisect_left, insort
 from collections.abc import Sequence
@@ -12,6 +13,9 @@ from headrace.kv.radix.base import NO_DEADLINES, Deadlines, RootKey, join_deadli
 
 TOKEN_BYTES = 4
 BLOCK_BYTES = BLOCK_LEN * TOKEN_BYTES
+_BLOCK = struct.Struct(f"{BLOCK_BYTES}s")
+# Of a block's id in a table.
+_ID_BYTES = array("i").itemsize
 
 
 class Node:
@@ -93,7 +97,8 @@ class Node:
             node.base = self.base
         if self.tick > node.tick:
             node.tick = self.tick
-        node.deadlines = join_deadlines(node.deadlines, self.deadlines)
+        if self.deadlines is not node.deadlines:
+            node.deadlines = join_deadlines(node.deadlines, self.deadlines)
 
     def split(self, at: int) -> Node:
         """Cut the run in two; the new node is the upper part, of `at` blocks. This one keeps its
@@ -164,16 +169,20 @@ def walk(node: Node, inside: int, data: bytes, path: list[Node]) -> tuple[Node, 
     if inside < len(node) and not data.startswith(node.tokens, at):
         return node, common_blocks(node.tokens, data, at)
     at += len(node.tokens)
-    block_bytes, append = BLOCK_BYTES, path.append
-    last = len(data) - block_bytes
+    append, block_bytes = path.append, BLOCK_BYTES
+    whole = memoryview(data)[: len(data) - len(data) % block_bytes]
     try:
-        while at <= last:
-            node = node.children[data[at : at + block_bytes]]
-            append(node)
-            run = node.tokens
-            if len(run) > block_bytes and not data.startswith(run, at):
-                return node, common_blocks(run, data, at)
-            at += len(run)
+        while at < len(whole):
+            # Of a node of one block, its key has told all.
+            for (key,) in _BLOCK.iter_unpack(whole[at:]):
+                node = node.children[key]
+                append(node)
+                if len(node.tokens) > block_bytes:
+                    break
+            at = node.start * block_bytes
+            if not data.startswith(node.tokens, at):
+                return node, common_blocks(node.tokens, data, at)
+            at += len(node.tokens)
     except KeyError:
         pass
     return node, len(node.blocks[0])
@@ -191,15 +200,8 @@ def path_of(node: Node) -> list[Node]:
 
 def path_tables(path: Sequence[Node], num_groups: int, depth: int) -> list[array[int]]:
     """The block tables (one per group) along a path of nodes, of `depth` blocks."""
-    tables = []
-    for group in range(num_groups):
-        table = array("i")
-        extend = table.extend
-        for node in path:
-            extend(node.blocks[group])
-        del table[depth:]
-        tables.append(table)
-    return tables
+    joined = (b"".join([node.blocks[group] for node in path]) for group in range(num_groups))
+    return [array("i", ids[: depth * _ID_BYTES]) for ids in joined]
 
 
 def last_block(node: Node, keep: int) -> int:

@@ -6,10 +6,13 @@ import heapq
 import math
 
 from headrace.backends.layout import BLOCK_LEN
+from headrace.kv.radix.base import MAX_PRIORITY
 from headrace.kv.radix.node import Node
 
 # priority, key, last use, number, leaf
 _Entry = tuple[int, float, int, int, Node]
+# Behind everything.
+_LAST = (MAX_PRIORITY + 1, 0.0, 0)
 # Uses beyond these do not count: what was in great demand once is overtaken in bounded time too.
 MAX_HITS = 8
 # Stale entries are swept when the heap has doubled, but not while it is small.
@@ -59,12 +62,16 @@ class EvictionOrder:
         if until < math.inf:
             heapq.heappush(self._deadlines, (until, node.entry, node))
             self.next_deadline = self._deadlines[0][0]
+        return priority, self.key_of(node), node.tick, self._last_entry, node
+
+    def key_of(self, node: Node) -> float:
+        """By the class's formula, as things are."""
         blocks = node.blocks
         hits = node.hits if node.hits < MAX_HITS else MAX_HITS
         key = hits * (1.0 + self._cost_per_block * (node.start + len(blocks[0])))
         if len(blocks) > 1:
             key /= max(1, sum(table[-1] >= 0 for table in blocks))
-        return priority, node.base + key, node.tick, self._last_entry, node
+        return node.base + key
 
     def first(self) -> Node | None:
         """The next leaf to lose a block."""
@@ -87,6 +94,10 @@ class EvictionOrder:
                 return node
             heapq.heappop(heap)
         return None
+
+    def second(self) -> tuple[int, float, int]:
+        """What comes after `first` at the earliest; a leaf in front of it would be first, too."""
+        return min(self._heap[1:3])[:3] if len(self._heap) > 1 else _LAST
 
     def pop_due(self) -> Node | None:
         """A candidate whose priority has ended by now; it is no candidate any more."""

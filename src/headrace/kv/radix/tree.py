@@ -30,6 +30,7 @@ from headrace.kv.radix.base import (
     priority_at,
 )
 from headrace.kv.radix.events import EventLog
+from headrace.kv.radix.hold import RadixHold, node_of
 from headrace.kv.radix.node import (
     BLOCK_BYTES,
     TOKEN_BYTES,
@@ -47,28 +48,6 @@ from headrace.kv.radix.windows import WindowBlocks
 # A copy of a partly filled block costs about as much as a few rows, which it must save. (It also
 # keeps prompts that share nothing but their first token from counting as hits.)
 MIN_TAIL_LEN = 4
-
-
-class RadixHold:
-    """Implements base.Hold: a pin on a node, whose end is where the held path ends."""
-
-    __slots__ = ("node",)
-
-    def __init__(self, node: Node) -> None:
-        self.node = node
-        node.pins += 1
-        node.entry = 0
-
-    @property
-    def num_blocks(self) -> int:
-        return self.node.end
-
-    def move(self, node: Node) -> None:
-        """Hold a node below instead."""
-        node.pins += 1
-        node.entry = 0
-        self.node.pins -= 1
-        self.node = node
 
 
 class RadixCache:
@@ -159,7 +138,7 @@ class RadixCache:
 
     def fork(self, hold: Hold) -> Hold:
         """See base.PrefixCache.fork."""
-        return RadixHold(_node_of(hold))
+        return RadixHold(node_of(hold))
 
     def _find_tail(self, node: Node, inside: int, data: bytes) -> tuple[list[int], int]:
         """The block (one per group) that shares most tokens with what follows the whole blocks."""
@@ -323,7 +302,7 @@ class RadixCache:
         self, hold: Hold, retention: Retention = DEFAULT_RETENTION, *, used: bool = True
     ) -> None:
         """See base.PrefixCache.release."""
-        node, order = _node_of(hold), self._order
+        node, order = node_of(hold), self._order
         node.pins -= 1
         assert isinstance(hold, RadixHold)
         del hold.node  # a second release, or any other use, is an error
@@ -404,22 +383,36 @@ class RadixCache:
         order, gone = self._order, array("i")
         while len(gone) < num:
             node = order.evict_first()
-            if node is None:
+            if node is None or not self._take_end(node, num, gone):
                 break
-            keep = len(node.blocks[0]) - -(-(num - len(gone)) // self._num_groups)
-            if keep > 0 and self._full_group is None:
-                keep = last_block(node, keep)
-            if keep > 0:
+        return gone if self._full_only else [b for b in gone if b >= 0]
+
+    def _take_end(self, node: Node, num: int, gone: array[int]) -> bool:
+        """Cut off the end of the first leaf, and then of what is first by that: its parent or its
+        rest, mostly, which the heap need not know. False when an expiry may have freed more."""
+        order = self._order
+        others = order.second()
+        while True:
+            keep = len(node.blocks[0]) - 1
+            if keep:
+                keep = max(0, keep + 1 - -(-(num - len(gone)) // self._num_groups))
+                if self._full_group is None:
+                    keep = last_block(node, keep)
+            if keep:
                 self._cut(node, keep, gone)
             else:
                 node = self._unlink(node, gone)
             if node.children or node.pins:
-                continue
+                return True
             if node.deadlines is not DEFAULT_DEADLINES or node.parent is None:
                 self._offer(node)
-                break  # which may have freed more
-            order.replace_first(node, DEFAULT_PRIORITY, math.inf)
-        return gone if self._full_only else [b for b in gone if b >= 0]
+                return False
+            key = order.key_of(node)
+            if len(gone) >= num or others <= (DEFAULT_PRIORITY, key, node.tick):
+                order.replace_first(node, DEFAULT_PRIORITY, math.inf)
+                return True
+            if key > order.clock:
+                order.clock = key
 
     def _cut(self, node: Node, keep: int, gone: array[int]) -> None:
         """Take all but the first `keep` blocks off a leaf."""
@@ -489,8 +482,3 @@ class RadixCache:
     def take_events(self) -> list[CacheEvent]:
         """See base.PrefixCache.take_events."""
         return [] if self._log is None else self._log.take()
-
-
-def _node_of(hold: Hold) -> Node:
-    assert isinstance(hold, RadixHold)
-    return hold.node
