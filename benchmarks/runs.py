@@ -116,6 +116,15 @@ _RUNS = (
         only=None,
         module="benchmarks.interference",
     ),
+    Run(
+        "15",
+        "prefix-tree",
+        "match, insertion and eviction in the prefix cache's tree",
+        "figures",
+        model="",
+        only=None,
+        module="benchmarks.prefix_tree",
+    ),
 )
 RUNS: dict[str, Run] = {run.number: run for run in _RUNS}
 

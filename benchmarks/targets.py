@@ -94,6 +94,11 @@ FIGURE_TARGETS: dict[str, dict[str, tuple[float, bool]]] = {
         "objective, p99 gap over objective": (1.25, True),
         "objective, throughput over unchunked": (0.85, False),
     },
+    "15": {
+        f"{shape}, {what}": (bound, True)
+        for shape in ("long", "short")
+        for what, bound in (("match of 8,000 tokens", 200), ("eviction of 1,000 blocks", 2))
+    },
 }
 MAX_KL_RATIO = 0.90
 MIN_TOP1_POINTS = -0.2
