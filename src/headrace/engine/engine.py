@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from headrace.backends.base import Backend, RowResult, StepResult
 from headrace.backends.layout import BLOCK_LEN
+from headrace.engine.audit import check_blocks
 from headrace.engine.base import (
     DEFAULT_OPTIONS,
     ChoiceDelta,
@@ -16,7 +17,6 @@ from headrace.engine.base import (
     EngineStats,
     Event,
     PromptDelta,
-    RequestDone,
     RequestFailed,
     RequestOptions,
 )
@@ -362,7 +362,7 @@ class Engine:
         if request.num_unfinished == 0 and len(request.sequences) == request.params.n:
             del self._requests[request.request_id]
             self._num_ended += 1
-            self._events.append(self._done(request))
+            self._events.append(request.done(self._clock()))
         elif seq.status is Status.RUNNING:
             seq.tables.trim(seq.computed)
 
@@ -392,22 +392,6 @@ class Engine:
         seq.status = Status.FINISHED
         seq.request.num_unfinished -= 1
 
-    def _done(self, request: RequestState) -> RequestDone:
-        now = self._clock()
-        started = now if request.started_s is None else request.started_s
-        first = now if request.first_token_s is None else request.first_token_s
-        return RequestDone(
-            request_id=request.request_id,
-            num_prompt=request.prompt_len,
-            num_output=request.num_output,
-            num_cached=0,
-            num_preemptions=request.num_preemptions,
-            seeds=list(request.seeds),
-            queue_s=started - request.arrived_s,
-            prefill_s=first - started,
-            decode_s=now - first,
-        )
-
     def _fail(self, request: RequestState) -> None:
         """A row without finite logits ends its request only."""
         self.abort(request.request_id)
@@ -428,16 +412,4 @@ class Engine:
 
     def check(self) -> None:
         """Law 3: blocks are held by exactly the tables of live sequences, or AssertionError."""
-        self.pool.check()
-        counts: dict[int, int] = {}
-        for seq in itertools.chain(self._running.values(), self._waiting.values()):
-            for block in seq.tables.references():
-                counts[block] = counts.get(block, 0) + 1
-        for block in range(self.pool.num_blocks):
-            if self.pool.count(block) != counts.get(block, 0):
-                raise AssertionError(
-                    f"block {block} has {self.pool.count(block)} references, "
-                    f"{counts.get(block, 0)} of them known"
-                )
-        if not self.has_work() and self.pool.num_free != self.pool.num_blocks:
-            raise AssertionError("blocks are held while the engine is idle")
+        check_blocks(self.pool, [*self._running.values(), *self._waiting.values()])

@@ -7,7 +7,7 @@ from array import array
 from dataclasses import dataclass, field
 
 from headrace.backends.base import SamplingSpec
-from headrace.engine.base import RequestOptions, TokenLogprob
+from headrace.engine.base import RequestDone, RequestOptions, TokenLogprob
 from headrace.engine.order import Ticket
 from headrace.engine.sampling import SamplingParams
 from headrace.kv.tables import SequenceTables
@@ -82,6 +82,22 @@ class RequestState:
     @property
     def num_output(self) -> int:
         return sum(s.num_output for s in self.sequences)
+
+    def done(self, now: float) -> RequestDone:
+        """What is told of a request whose choices have all ended."""
+        started = now if self.started_s is None else self.started_s
+        first = now if self.first_token_s is None else self.first_token_s
+        return RequestDone(
+            request_id=self.request_id,
+            num_prompt=self.prompt_len,
+            num_output=self.num_output,
+            num_cached=0,
+            num_preemptions=self.num_preemptions,
+            seeds=list(self.seeds),
+            queue_s=started - self.arrived_s,
+            prefill_s=first - started,
+            decode_s=now - first,
+        )
 
 
 @dataclass(slots=True)
