@@ -97,19 +97,24 @@ def fake_engine(
     max_step_tokens: int = 32,
     context_len: int = 100,
     scheduling: Scheduling = THROUGHPUT,
+    prefix_cache: bool = True,
 ) -> Engine:
-    """An engine over the fake model that notices writes to shared blocks. Its clock tells the same
-    times in every run."""
+    """An engine over the fake model that notices writes to shared or cached blocks. Its clock tells
+    the same times in every run."""
     backend = FakeBackend(num_blocks, windows, max_step_rows=max_step_tokens)
     config = EngineConfig(
-        max_num_seqs=max_num_seqs, max_step_tokens=max_step_tokens, scheduling=scheduling
+        max_num_seqs=max_num_seqs,
+        max_step_tokens=max_step_tokens,
+        scheduling=scheduling,
+        prefix_cache=prefix_cache,
     )
     ticks = itertools.count()
     engine = Engine(backend, FakeTokenizer(), context_len, config, clock=lambda: next(ticks) / 64)
 
     def owners(block: int) -> int:
         live = [*engine._running.values(), *engine._waiting.values()]
-        return sum(block in table for seq in live for table in seq.tables.tables)
+        named = sum(block in table for seq in live for table in seq.tables.tables)
+        return named + engine.pool.is_cached(block)
 
     backend.owners = owners
     return engine
@@ -119,7 +124,7 @@ def run_alone(
     prompt: list[int], params: SamplingParams, windows: tuple[int, ...] = (0,)
 ) -> RequestRecord:
     """The reference: one request, a large pool, one chunk."""
-    engine = fake_engine(256, windows, max_num_seqs=16, max_step_tokens=128)
+    engine = fake_engine(256, windows, max_num_seqs=16, max_step_tokens=128, prefix_cache=False)
     engine.add("alone", prompt, params)
     recorder = Recorder()
     while engine.has_work():

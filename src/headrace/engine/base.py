@@ -10,7 +10,8 @@ Contract
   What a cache holds of a tail beyond the prefix is then the first to be evicted, until somebody
   uses it again. It changes no output, and what is not cached is ignored.
 - `abort(request_id)` frees all blocks of the request before the next step; unknown ids are ignored.
-- At idle (`has_work()` False) every block is back in the pool (law 3); `check()` asserts it.
+- At idle (`has_work()` False) every block is free, or kept by the prefix cache alone (law 3);
+  `check()` asserts it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import msgspec
 
 from headrace.engine.order import QueueOrder
 from headrace.engine.sampling import SamplingParams
+from headrace.kv.radix.base import DEFAULT_RETENTION, Retention
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,7 @@ class EngineStats:
     num_running: int = 0
     num_waiting: int = 0
     num_waiting_tokens: int = 0
-    num_free_blocks: int = 0
+    num_free_blocks: int = 0  # those that only the prefix cache keeps among them
     num_blocks: int = 0
     num_steps: int = 0
     num_preemptions: int = 0
@@ -116,10 +118,13 @@ MAX_PRIORITY = 1000
 class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What a request asks of the engine beside its samples; nothing here changes a bit of them.
 
-    `priority`: lower goes first.
+    `priority`: lower goes first. `salt`: only requests with the same one share KV. `retention`: how
+    its KV is to be kept.
     """
 
     priority: int = 0
+    salt: str = ""
+    retention: Retention = DEFAULT_RETENTION
 
 
 DEFAULT_OPTIONS = RequestOptions()
@@ -150,7 +155,8 @@ SERVING = Scheduling(order=QueueOrder.SHORTEST, itl_target_s=None)
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Limits of an engine. `max_step_tokens` is the token budget of one step."""
+    """Limits of an engine. `max_step_tokens` is the token budget of one step. `prefix_cache`: KV of
+    earlier requests is kept, while there is room, and found again."""
 
     max_num_seqs: int = 64
     max_step_tokens: int = 512
@@ -158,6 +164,7 @@ class EngineConfig:
     max_waiting_tokens: int = 1 << 20
     max_model_len: int | None = None  # None: the model's own
     scheduling: Scheduling = THROUGHPUT
+    prefix_cache: bool = True
 
 
 class EngineAPI(Protocol):

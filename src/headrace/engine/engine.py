@@ -25,6 +25,7 @@ from headrace.engine.intake import check_prompt, make_request
 from headrace.engine.order import OrderPolicy, Ticket
 from headrace.engine.queue import WaitQueue
 from headrace.engine.request import RequestState, SequenceState, Status
+from headrace.engine.reuse import Reuse, Start
 from headrace.engine.sampling import SamplingParams
 from headrace.engine.scheduler import Decision, schedule
 from headrace.engine.step import BuiltStep, build_step
@@ -32,7 +33,7 @@ from headrace.engine.step_time import Pacer
 from headrace.engine.views import SchedulerView, SequenceView
 from headrace.errors import OverloadedError, RequestError
 from headrace.kv.pool import BlockPool
-from headrace.kv.tables import SequenceTables, longest_that_fits
+from headrace.kv.tables import SequenceTables, blocks_for, longest_that_fits
 from headrace.text.base import Tokenizer
 from headrace.text.detokenizer import make_detokenizer
 from headrace.text.stop import make_stop_matcher
@@ -64,6 +65,13 @@ class Engine:
         pool_len = longest_that_fits(self._layout, backend.num_blocks, self._chunk)
         self.pool_len = pool_len
         self.max_model_len = min(context_len, self.config.max_model_len or context_len, pool_len)
+        self._reuse = Reuse(
+            self._layout,
+            self.pool,
+            backend.numerics_id,
+            self._chunk,
+            is_on=self.config.prefix_cache,
+        )
         self._requests: dict[str, RequestState] = {}
         self._running: dict[int, SequenceState] = {}
         sharing = self.config.scheduling
@@ -144,11 +152,14 @@ class Engine:
         request = self._requests.pop(request_id, None)
         if request is not None:
             for seq in request.sequences:
+                self._free(seq, used=seq.status is Status.FINISHED)
                 seq.status = Status.FINISHED
-                self._free(seq)
 
-    def abandon(self, prefix: Sequence[int], tails: Sequence[Sequence[int]]) -> None:
-        """Nothing is kept of requests that ended, so nothing could go any earlier."""
+    def abandon(
+        self, prefix: Sequence[int], tails: Sequence[Sequence[int]], salt: str = ""
+    ) -> None:
+        """See EngineAPI.abandon."""
+        self._reuse.abandon(prefix, tails, salt)
 
     def has_work(self) -> bool:
         return bool(self._running or len(self._waiting))
@@ -158,15 +169,19 @@ class Engine:
     def step(self) -> list[Event]:
         """Plan, run, commit. Events of one request come in order."""
         started = self._clock()
+        self._reuse.advance(started)
         decision = self._decide()
+        while decision.preempted and not decision.rows:
+            # The preempted shared blocks with each other, which nobody could count on.
+            self._apply_preemptions(decision)
+            decision = self._decide()
         scheduled = self._apply(decision)
         built = build_step(len(self._layout.groups), scheduled)
         try:
             result = self.backend.collect(self.backend.submit(built.plan))
         except BaseException:
-            # These copies were not made: nothing else would give their sources back.
             for seq, copies in built.copies:
-                seq.tables.copies_done(copies)
+                seq.tables.restore_copies(copies)
             raise
         self._commit(built, result)
         self._note_step(decision, result, self._clock() - started)
@@ -205,11 +220,12 @@ class Engine:
             # No more can be admitted, so the scheduler need not see more of the queue.
             slots = 2 * (self.config.max_num_seqs - num_reserved)
             new = (s for s in ordered if s.status is Status.WAITING)
-            waiting = [self._view(s, False, ranks[s.key]) for s in itertools.islice(new, slots)]
+            starts = self._reuse.starts(itertools.islice(new, slots))
+            waiting = [self._waiting_view(s, ranks[s.key], start) for s, start in starts]
         view = SchedulerView(
-            running=[self._view(s, tight, ranks.get(s.key, 0)) for s in running],
+            running=[self._running_view(s, tight, ranks.get(s.key, 0)) for s in running],
             waiting=waiting,
-            num_free_blocks=self.pool.num_free,
+            num_free_blocks=self.pool.num_available,
             max_step_tokens=self._chunk,
             max_num_seqs=self.config.max_num_seqs,
             num_reserved_seqs=num_reserved,
@@ -223,9 +239,22 @@ class Engine:
         """Whether this step might need more blocks than are free. Only then may it preempt, and
         only then is it worth counting what each sequence would give back."""
         most = self._chunk // BLOCK_LEN + 1 + 2 * len(self._running)
-        return self.pool.num_free < most * len(self._layout.groups)
+        return self.pool.num_available < most * len(self._layout.groups)
 
-    def _view(self, seq: SequenceState, count_held: bool, rank: int) -> SequenceView:
+    def _waiting_view(self, seq: SequenceState, rank: int, start: Start) -> SequenceView:
+        return SequenceView(
+            key=seq.key,
+            computed=start.num_tokens,
+            known=len(seq.tokens),
+            table_len=blocks_for(start.num_tokens),
+            num_choices=1 + seq.to_fork,
+            rank=rank,
+            passed_over=seq.ticket.passed_over,
+            claim=start.claim,
+            busy=start.busy,
+        )
+
+    def _running_view(self, seq: SequenceState, count_held: bool, rank: int) -> SequenceView:
         tables = seq.tables
         return SequenceView(
             key=seq.key,
@@ -235,19 +264,22 @@ class Engine:
             held=tables.num_exclusive() if count_held else 0,
             num_choices=1 + seq.to_fork,
             rank=rank,
-            passed_over=seq.ticket.passed_over,
         )
+
+    def _apply_preemptions(self, decision: Decision) -> None:
+        for key in decision.preempted:
+            self._preempt(self._running.pop(key))
 
     def _apply(self, decision: Decision) -> list[tuple[SequenceState, int]]:
         """Free the preempted, admit, grow the tables of what runs; the rows of each sequence."""
-        for key in decision.preempted:
-            self._preempt(self._running.pop(key))
+        self._apply_preemptions(decision)
         self._waiting.note_passes(decision.passed)
-        for key in decision.admitted:
-            seq = self._waiting.find(key)
+        admitted = [self._waiting.find(key) for key in decision.admitted]
+        self._reuse.begin(admitted)
+        for seq in admitted:
             self._waiting.pop(seq)
             seq.status = Status.RUNNING
-            self._running[key] = seq
+            self._running[seq.key] = seq
             if seq.request.started_s is None:
                 seq.request.started_s = self._clock()
         scheduled: list[tuple[SequenceState, int]] = []
@@ -261,8 +293,8 @@ class Engine:
         return scheduled
 
     def _preempt(self, seq: SequenceState) -> None:
-        """Free a sequence's blocks; it waits in front and recomputes its KV later."""
-        seq.tables.release()
+        """Free a sequence's blocks; it waits in front and recomputes later what is lost by then."""
+        self._reuse.end(seq, used=True)
         seq.computed = 0
         seq.request.num_preemptions += 1
         self._stats.num_preemptions += 1
@@ -273,16 +305,19 @@ class Engine:
     def _commit(self, built: BuiltStep, result: StepResult) -> None:
         for seq, copies in built.copies:
             seq.tables.copies_done(copies)
+        for entry, row in zip(built.entries, result.rows, strict=True):
+            # Before anything is kept of it.
+            if row.failed and entry.seq.request.request_id in self._requests:
+                self._fail(entry.seq.request)
         for seq, num_rows in built.rows:
             seq.computed += num_rows
+            self._reuse.written(seq, num_rows)
         prompts: dict[str, PromptDelta] = {}
         for entry, row in zip(built.entries, result.rows, strict=True):
             request = entry.seq.request
             if request.request_id not in self._requests:
                 continue
-            if row.failed:
-                self._fail(request)
-            elif entry.prompt_pos >= 0:
+            if entry.prompt_pos >= 0:
                 self._commit_prompt(prompts, request, entry.prompt_pos, row)
             elif entry.choice == entry.seq.choice:
                 self._commit_sample(entry.seq, row)
@@ -343,6 +378,7 @@ class Engine:
             self._waiting.push_back(seq)
         else:
             seq.tables = tables
+            self._reuse.fork(parent, seq)
             seq.computed = parent.request.prompt_len
             seq.status = Status.RUNNING
             self._running[seq.key] = seq
@@ -358,7 +394,7 @@ class Engine:
             seq.to_fork = 0
         for each in request.sequences:
             if each.status is Status.FINISHED:
-                self._free(each)
+                self._free(each, used=True)
         if request.num_unfinished == 0 and len(request.sequences) == request.params.n:
             del self._requests[request.request_id]
             self._num_ended += 1
@@ -381,9 +417,9 @@ class Engine:
 
     # ---- ends ----
 
-    def _free(self, seq: SequenceState) -> None:
-        """Give back everything a sequence owns; idempotent."""
-        seq.tables.release()
+    def _free(self, seq: SequenceState, *, used: bool, is_sound: bool = True) -> None:
+        """Give back everything a sequence owns; idempotent. See Reuse.end."""
+        self._reuse.end(seq, used=used, is_sound=is_sound)
         self._running.pop(seq.key, None)
         self._waiting.pop(seq)
 
@@ -393,7 +429,9 @@ class Engine:
         seq.request.num_unfinished -= 1
 
     def _fail(self, request: RequestState) -> None:
-        """A row without finite logits ends its request only."""
+        """A row without finite logits ends its request only. Nothing more is kept of its KV."""
+        for seq in request.sequences:
+            self._free(seq, used=False, is_sound=False)
         self.abort(request.request_id)
         message = "The model produced no finite logits for this request."
         self._events.append(RequestFailed(request.request_id, message, code="server_error"))
@@ -407,9 +445,10 @@ class Engine:
         stats.num_waiting = len(self._waiting)
         stats.num_waiting_tokens = self._waiting.num_tokens
         stats.num_passes = self._waiting.num_passes
-        stats.num_free_blocks = self.pool.num_free
+        stats.num_free_blocks = self.pool.num_available
         return stats
 
     def check(self) -> None:
-        """Law 3: blocks are held by exactly the tables of live sequences, or AssertionError."""
-        check_blocks(self.pool, [*self._running.values(), *self._waiting.values()])
+        """Law 3: see audit.check_blocks."""
+        live = [*self._running.values(), *self._waiting.values()]
+        check_blocks(self.pool, live, self._reuse.cache)

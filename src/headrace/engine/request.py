@@ -10,6 +10,7 @@ from headrace.backends.base import SamplingSpec
 from headrace.engine.base import RequestDone, RequestOptions, TokenLogprob
 from headrace.engine.order import Ticket
 from headrace.engine.sampling import SamplingParams
+from headrace.kv.radix.base import Hold, Look
 from headrace.kv.tables import SequenceTables
 from headrace.text.base import Detokenizer, StopMatcher
 
@@ -29,7 +30,8 @@ class SequenceState:
     `tokens`: prompt + output ids. `computed`: positions whose KV is written; computed < len(tokens)
     while it is not finished. `to_fork`: choices that are still to be forked from it when its prompt
     is done (first sequence only). `ticket`: its place in the queue, while it waits or its prompt is
-    not done.
+    not done. `hold`: on the prefix cache, while it runs; `look`: what was last found there for it,
+    while it waits.
     """
 
     key: int
@@ -44,6 +46,8 @@ class SequenceState:
     status: Status = Status.WAITING
     computed: int = 0
     to_fork: int = 0
+    hold: Hold | None = None
+    look: Look | None = None
 
     @property
     def num_output(self) -> int:
@@ -55,6 +59,7 @@ class RequestState:
     """A request and its accounting. Times are seconds of the engine's clock.
 
     `max_len`: prompt + output never get longer. `prompt_spec`: for prompt logprobs, else None.
+    `num_cached`: prompt positions that were never computed for this request.
     `prompt_done`: prompt positions whose logprobs were sent or are not wanted. `stop_ids`: ids that
     end a choice, end-of-sequence ids among them unless ignored.
     """
@@ -74,6 +79,7 @@ class RequestState:
     first_token_s: float | None = None
     prompt_done: int = 0
     num_preemptions: int = 0
+    num_cached: int | None = None
 
     @property
     def prompt_len(self) -> int:
@@ -83,6 +89,12 @@ class RequestState:
     def num_output(self) -> int:
         return sum(s.num_output for s in self.sequences)
 
+    def note_start(self, num_tokens: int) -> None:
+        """One of its sequences begins, for the first time or again, with so many positions that it
+        need not compute. What it computes now is not found, whatever was found before."""
+        most = self.prompt_len if self.num_cached is None else self.num_cached
+        self.num_cached = min(most, num_tokens)
+
     def done(self, now: float) -> RequestDone:
         """What is told of a request whose choices have all ended."""
         started = now if self.started_s is None else self.started_s
@@ -91,7 +103,7 @@ class RequestState:
             request_id=self.request_id,
             num_prompt=self.prompt_len,
             num_output=self.num_output,
-            num_cached=0,
+            num_cached=self.num_cached or 0,
             num_preemptions=self.num_preemptions,
             seeds=list(self.seeds),
             queue_s=started - self.arrived_s,

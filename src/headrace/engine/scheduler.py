@@ -73,13 +73,13 @@ class _Budget:
 
     def missing(self, seq: SequenceView, num_rows: int) -> int:
         more = blocks_for(seq.computed + num_rows) - seq.table_len
-        return max(0, more) * self.num_groups
+        return max(0, more) * self.num_groups + seq.claim
 
     def rows_that_fit(self, seq: SequenceView, num_rows: int) -> int:
         """Largest count <= num_rows whose blocks are free."""
         if self.missing(seq, num_rows) <= self.blocks:
             return num_rows
-        room = seq.table_len + self.blocks // self.num_groups
+        room = seq.table_len + (self.blocks - seq.claim) // self.num_groups
         return max(0, min(num_rows, room * BLOCK_LEN - seq.computed))
 
     def chunk(self, seq: SequenceView) -> int:
@@ -241,7 +241,9 @@ class _Admission:
         is_partial = rows < seq.known - seq.computed
         if is_partial and self._num_partial >= self._view.max_partial:
             return False
-        needed = blocks_to_hold(self._layout, seq.known + 1, self._view.max_step_tokens)
+        needed = blocks_to_hold(self._layout, seq.known + 1, self._view.max_step_tokens) - seq.busy
+        if seq.computed % BLOCK_LEN:
+            needed += budget.num_groups  # the block that is copied, until its copy is made
         growth = self._num_beside * budget.num_groups
         if needed + growth + self._still_needed > budget.blocks and self._num_beside > 0:
             return False

@@ -28,12 +28,15 @@ class SequenceView(msgspec.Struct, frozen=True, gc=False):
     num_choices: int = 1
     rank: int = 0
     passed_over: int = 0
+    claim: int = 0
+    busy: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerView:
     """Snapshot. `running` in order of admission, `waiting` in the order they should be admitted.
 
+    `num_free_blocks`: those that can be allocated, the ones that only the cache keeps among them.
     `max_partial`: sequences whose prompts may be cut at the same time. `max_passes`: how often one
     that does not fit is passed over. `pace`: how long a step may take, None for as long as its
     tokens last.

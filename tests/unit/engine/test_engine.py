@@ -15,6 +15,7 @@ from headrace.engine.base import RequestOptions, Scheduling
 from headrace.engine.order import QueueOrder
 from headrace.engine.sampling import SamplingParams, mix64
 from headrace.errors import OverloadedError, RequestError
+from headrace.kv.radix.base import Retention
 from tests.support.engine_runs import Recorder, check_preempted, fake_engine, run_alone
 
 WINDOWS = [(0,), (0, 20), (0, 20, 20, 20)]
@@ -49,7 +50,18 @@ def _random_params(rng: random.Random) -> SamplingParams:
 
 
 def _random_prompt(rng: random.Random, longest: int) -> list[int]:
-    return [rng.randrange(2, 64) for _ in range(rng.choice([1, 2, 15, 16, 17, 31, longest]))]
+    """Most begin like others, with one of two system prompts, say."""
+    shared = [rng.choice([7, 8])] * rng.choice([0, 5, 16, 17, 32, 40])
+    own = [rng.randrange(2, 64) for _ in range(rng.choice([1, 2, 15, 16, 17, 31, longest]))]
+    return (shared + own)[:longest]
+
+
+def _random_options(rng: random.Random) -> RequestOptions:
+    return RequestOptions(
+        priority=rng.choice([0, 0, 0, -1, 2]),
+        salt=rng.choice(["", "", "tenant"]),
+        retention=Retention(rng.choice([0, 50, 50, 100]), rng.choice([None, None, 0.3])),
+    )
 
 
 @settings(max_examples=40, deadline=None)
@@ -60,6 +72,7 @@ def _random_prompt(rng: random.Random, longest: int) -> list[int]:
     chunk=st.sampled_from([1, 5, 16, 32]),
     max_num_seqs=st.sampled_from([3, 8]),
     scheduling=schedulings,
+    prefix_cache=st.sampled_from([True, True, False]),
 )
 def test_random_loads_change_no_output_and_lose_no_block(
     seed: int,
@@ -68,6 +81,7 @@ def test_random_loads_change_no_output_and_lose_no_block(
     chunk: int,
     max_num_seqs: int,
     scheduling: Scheduling,
+    prefix_cache: bool,
 ) -> None:
     rng = random.Random(seed)
     engine = fake_engine(
@@ -76,6 +90,7 @@ def test_random_loads_change_no_output_and_lose_no_block(
         max_num_seqs=max_num_seqs,
         max_step_tokens=max(chunk, max_num_seqs),
         scheduling=scheduling,
+        prefix_cache=prefix_cache,
     )
     recorder, asked = Recorder(), {}
     aborted: set[str] = set()
@@ -85,8 +100,7 @@ def test_random_loads_change_no_output_and_lose_no_block(
             prompt = _random_prompt(rng, 45)
             params = _random_params(rng)
             try:
-                options = RequestOptions(priority=rng.choice([0, 0, 0, -1, 2]))
-                engine.add(name, prompt, params, options)
+                engine.add(name, prompt, params, _random_options(rng))
                 asked[name] = (prompt, params)
             except RequestError:
                 assert len(prompt) + (params.max_tokens or 0) > engine.max_model_len
@@ -94,6 +108,9 @@ def test_random_loads_change_no_output_and_lose_no_block(
             name = rng.choice(list(asked))
             engine.abort(name)
             aborted.add(name)
+        if rng.random() < 0.05 and asked:
+            prompt = asked[rng.choice(list(asked))][0]
+            engine.abandon(prompt[:20], [prompt[20:]])
         if engine.has_work():
             events = [e for e in engine.step() if e.request_id not in aborted]
             recorder.take(events)
@@ -104,7 +121,7 @@ def test_random_loads_change_no_output_and_lose_no_block(
         recorder.take(e for e in engine.step() if e.request_id not in aborted)
         engine.check()
     assert not engine.has_work()
-    assert engine.pool.num_free == engine.pool.num_blocks
+    assert engine.pool.num_available == engine.pool.num_blocks
     for name, (prompt, params) in asked.items():
         if name not in aborted:
             assert recorder.requests[name] == run_alone(prompt, params, windows), name

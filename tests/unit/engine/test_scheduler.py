@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.backends.layout import make_layout
+from headrace.backends.layout import BLOCK_LEN, KVLayout, make_layout
 from headrace.engine.scheduler import MIN_CHUNK, Decision, schedule
 from headrace.engine.step_time import Pace, StepLoad, StepTime
 from headrace.engine.views import SchedulerView, SequenceView
-from headrace.kv.tables import blocks_for, blocks_to_hold
+from headrace.kv.tables import blocks_for, blocks_to_hold, first_visible_block
 
 LAYOUTS = [make_layout((0,), 1, 8), make_layout((0, 20), 1, 8), make_layout((0, 9, 9, 9), 1, 8)]
 SLOW = StepTime(1.0, decode_row=0.25, decode_context=0.0, prompt_row=1 / 32, prompt_context=0.0)
@@ -21,6 +21,30 @@ def paces(draw: st.DrawFn) -> Pace | None:
     model = StepTime(draw(cost), draw(cost), draw(cost), draw(cost), draw(cost))
     pace = Pace(model, draw(st.floats(0, 20)), draw(st.floats(0, 3)), draw(st.floats(0, 1)))
     return draw(st.none() | st.just(pace))
+
+
+def _waiting(draw: st.DrawFn, layout: KVLayout, **fields: int) -> SequenceView:
+    """Half of them would begin with some of the prefix cache."""
+    known = draw(st.integers(1, 150))
+    computed = draw(st.just(0) | st.integers(0, known - 1))
+    depth, groups = computed // BLOCK_LEN, layout.groups
+    seen = sum(depth - first_visible_block(g.window, computed) for g in groups)
+    copies = 2 * len(groups) if computed % BLOCK_LEN else 0
+    busy = draw(st.integers(0, depth)) * sum(not g.window for g in groups)
+    return SequenceView(
+        computed=computed,
+        known=known,
+        table_len=blocks_for(computed),
+        claim=seen + copies - busy,
+        busy=busy,
+        **fields,
+    )
+
+
+def _to_begin(layout: KVLayout, seq: SequenceView, length: int, chunk: int) -> int:
+    """Blocks that are not to be had from others, and the one that is copied."""
+    copied = len(layout.groups) if seq.computed % BLOCK_LEN else 0
+    return blocks_to_hold(layout, length, chunk) - seq.busy + copied
 
 
 @st.composite
@@ -46,10 +70,10 @@ def views(draw: st.DrawFn) -> tuple[int, SchedulerView]:
         )
     ranks = sorted(draw(st.lists(rank, max_size=5)))
     waiting = [
-        SequenceView(
-            100 + i,
-            0,
-            draw(st.integers(1, 150)),
+        _waiting(
+            draw,
+            LAYOUTS[which],
+            key=100 + i,
             num_choices=draw(st.integers(1, 3)),
             rank=each,
             passed_over=draw(st.integers(0, 4)),
@@ -88,6 +112,7 @@ def test_budget_blocks_and_slots_hold(case: tuple[int, SchedulerView]) -> None:
         seq = by_key[rows.key]
         assert 1 <= rows.num_rows <= seq.known - seq.computed
         free -= max(0, blocks_for(seq.computed + rows.num_rows) - seq.table_len) * groups
+        free -= seq.claim
     assert free >= 0
     kept = {s.key for s in view.running} - set(decision.preempted)
     assert len({r.key for r in decision.rows}) == len(decision.rows)
@@ -159,7 +184,7 @@ def test_admission_leaves_running_prompts_the_blocks_they_will_need(
     layout, by_key = LAYOUTS[which], {s.key: s for s in view.waiting}
     groups = len(layout.groups)
     needed = sum(
-        blocks_to_hold(layout, by_key[key].known + 1, view.max_step_tokens)
+        _to_begin(layout, by_key[key], by_key[key].known + 1, view.max_step_tokens)
         for key in decision.admitted
     )
     for seq in view.running:
@@ -213,7 +238,7 @@ def test_something_runs_whenever_the_first_fits_alone(case: tuple[int, Scheduler
             assert decision.rows
     elif view.waiting:
         first = view.waiting[0]
-        needed = blocks_to_hold(layout, first.known, view.max_step_tokens)
+        needed = _to_begin(layout, first, first.known, view.max_step_tokens)
         if needed <= view.num_free_blocks:
             assert decision.rows
 

@@ -73,8 +73,8 @@ def test_goodput_counts_answers_within_both_objectives() -> None:
 def test_a_priority_goes_first() -> None:
     jobs = [
         Job(0.0, _prompt(32), 1),
-        Job(0.0, _prompt(32), 1),
-        Job(0.0, _prompt(32), 1, options=RequestOptions(priority=-1)),
+        Job(0.0, _prompt(32, 2), 1),
+        Job(0.0, _prompt(32, 3), 1, options=RequestOptions(priority=-1)),
     ]
     times = [o.ttft_s for o in simulate(_site(), jobs).outcomes]
     assert times == [66.0, 99.0, 33.0]
