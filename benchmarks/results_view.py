@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.lineup import OURS
-from benchmarks.roof import INTEGER, MEMORY, MODEL_READ, ModelCost
+from benchmarks.roof import INTEGER, MEMORY, MODEL_READ, ModelCost, bytes_of, read_beside
 from benchmarks.rows import ROOF, Row
 
 
@@ -58,7 +58,7 @@ class Results:
         if chosen is None:
             return None
         command = self.facts["points"].get(point, {})
-        roofs = self._roofs(command.get("do"))
+        roofs = self._beside(point, chosen) or self._roofs(command.get("do"))
         shares = [
             self._demand(command, row) / roofs[row.round]
             for row in self._rows(point, chosen)
@@ -82,6 +82,13 @@ class Results:
     def _median(self, point: str, system: str) -> float:
         return statistics.median(r.rate for r in self._rows(point, system))
 
+    def _beside(self, point: str, system: str) -> dict[int, float]:
+        """Round -> bytes per second that were read right before and after a row."""
+        rates: dict[int, list[float]] = {}
+        for row in self._rows(read_beside(point, system), ROOF):
+            rates.setdefault(row.round, []).append(row.rate)
+        return {number: statistics.fmean(found) for number, found in rates.items()}
+
     def _roofs(self, do: str | None) -> dict[int, float]:
         """Round -> bytes or operations per second that bound a kind of point."""
         names = {"decode": (MODEL_READ, MEMORY), "prefill": (INTEGER,)}.get(do or "", ())
@@ -96,8 +103,4 @@ class Results:
         cost = ModelCost(**self.facts["cost"])
         if command["do"] == "prefill":
             return cost.ops_per_token * row.rate
-        kv_dtype = "int8" if row.system.endswith("kv=int8") else "fp16"
-        steps = int(command["tokens"])
-        context = int(command["context"]) + steps / 2
-        step_s = row.seconds / steps
-        return cost.step_bytes(int(command["sequences"]), context, kv_dtype) / step_s
+        return bytes_of(cost, command, row.system) * int(command["tokens"]) / row.seconds

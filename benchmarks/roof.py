@@ -9,7 +9,10 @@ head, computed for one row, and attention are left out.
 from __future__ import annotations
 
 import math
+import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from benchmarks.rows import ROOF, Row
 from headrace.bench.roof import Roof
@@ -22,6 +25,9 @@ INTEGER = "int8 multiply-add"
 COMPUTE = {INTEGER: "int8", "int4 unpacked, 4 rows": "int4-4", "float32 multiply-add": "fma"}
 READ_BYTES = 1 << 30
 REPEAT = 3
+# Reads before and after a row whose bandwidth they bound. Other tenants of a host change what its
+# memory gives from second to second, so that a look at it minutes away bounds nothing.
+BESIDE_REPEAT = 24
 KV_BYTES = {"fp16": 2.0, "int8": 1.0}
 _LOOKED_UP = ("token_embd.weight", "rope_freqs.weight")
 
@@ -58,6 +64,18 @@ class ModelCost:
         return self.weight_bytes + sequences * self.kv_bytes(context, kv_dtype)
 
 
+def bytes_of(cost: ModelCost, command: Mapping[str, Any], system: str) -> float:
+    """Bytes of one step of a decode point, halfway through it."""
+    kv_dtype = "int8" if system.endswith("kv=int8") else "fp16"
+    context = int(command["context"]) + int(command["tokens"]) / 2
+    return cost.step_bytes(int(command["sequences"]), context, kv_dtype)
+
+
+def read_beside(point: str, system: str) -> str:
+    """Name of the rows of the roof that were measured right before and after a row."""
+    return f"read beside {point}, {system}"
+
+
 def _windows(config: ModelConfig) -> tuple[int, ...]:
     return tuple(config.window if is_window else 0 for is_window in config.layer_is_window)
 
@@ -83,3 +101,9 @@ class Machine:
             ops = self._probes.compute(probe, REPEAT).together * 1e9
             rows.append(Row(number, point, ROOF, 1.0, ops, "operations"))
         return rows
+
+    def read(self, number: int, name: str, num_bytes: float) -> Row:
+        """A row `name`: the median of reading so many bytes again and again, now."""
+        size = min(int(num_bytes), max(self._sizes.values()))
+        rates = [self._probes.read(size, 1).together for _ in range(BESIDE_REPEAT)]
+        return Row(number, name, ROOF, size / (statistics.median(rates) * 1e9), size, "bytes")

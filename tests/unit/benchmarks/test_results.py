@@ -15,7 +15,7 @@ from benchmarks.report import fill, run_section, sections, speed_table, targets_
 from benchmarks.results_view import Results
 from benchmarks.rivals.hf_folder import make_folder
 from benchmarks.rivals.vllm_cpu import requirements
-from benchmarks.roof import INTEGER, MEMORY, ModelCost
+from benchmarks.roof import INTEGER, MEMORY, ModelCost, read_beside
 from benchmarks.rows import Figure, Row, medians, read_figures, read_run, write_figures, write_run
 from benchmarks.runs import RUNS
 from headrace.backends.reference import ReferenceBackend
@@ -96,6 +96,14 @@ def test_shares_count_weights_and_the_kv_that_is_read() -> None:
     # the layer with a window 4. 856 bytes in 1 ms and in 2 ms, of 1e6 bytes/s.
     assert results.share("decode 1") == pytest.approx((0.856 + 0.428) / 2)
     assert results.share("prefill 512") == pytest.approx((10 * 1000 / 2e4 + 10 * 500 / 2e4) / 2)
+
+
+def test_a_share_is_of_what_memory_gave_right_before_and_after_the_row() -> None:
+    name = read_beside("decode 1", "headrace")
+    looks = [Row(n, name, "roof", 1.0, rate, "bytes") for n in (0, 1) for rate in (1e6, 3e6)]
+    results = Results([*speed_rows(), *looks], FACTS)
+    assert results.share("decode 1") == pytest.approx((0.856 + 0.428) / 2 / 2)
+    assert results.points() == ["prefill 512", "decode 1"]
 
 
 def test_the_table_names_the_setting_and_a_target_that_is_missed() -> None:
