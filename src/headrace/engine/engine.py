@@ -22,7 +22,7 @@ from headrace.engine.base import (
 )
 from headrace.engine.commit import commit_token, to_logprob
 from headrace.engine.intake import check_prompt, make_request
-from headrace.engine.order import OrderPolicy, Ticket
+from headrace.engine.order import OrderPolicy, QueueOrder, Ticket
 from headrace.engine.queue import WaitQueue
 from headrace.engine.request import RequestState, SequenceState, Status
 from headrace.engine.reuse import Reuse, Start
@@ -112,6 +112,7 @@ class Engine:
         first.to_fork = params.n - 1
         self._requests[request_id] = request
         self._waiting.push(first)
+        self._waiting.note_cached(first, self._reuse.look(first))
 
     def _check_room(self, prompt_len: int) -> None:
         """Bound the queue by requests and by prompt tokens; one request is always let in."""
@@ -215,13 +216,17 @@ class Engine:
         ranks: dict[int, int] = {}
         waiting: list[SequenceView] = []
         if prompts or can_admit:
+            if can_admit and self._waiting.policy.order is not QueueOrder.FCFS:
+                for seq, num_tokens in self._reuse.turn(self._waiting.values()):
+                    self._waiting.note_cached(seq, num_tokens)
             ordered = self._waiting.ordered(prompts, can_admit)
             ranks = {seq.key: rank for rank, seq in enumerate(ordered)}
             # No more can be admitted, so the scheduler need not see more of the queue.
             slots = 2 * (self.config.max_num_seqs - num_reserved)
             new = (s for s in ordered if s.status is Status.WAITING)
-            starts = self._reuse.starts(itertools.islice(new, slots))
-            waiting = [self._waiting_view(s, ranks[s.key], start) for s, start in starts]
+            for seq, start in itertools.islice(self._reuse.starts(new, prompts), slots):
+                self._waiting.note_cached(seq, start.num_tokens)
+                waiting.append(self._waiting_view(seq, ranks[seq.key], start))
         view = SchedulerView(
             running=[self._running_view(s, tight, ranks.get(s.key, 0)) for s in running],
             waiting=waiting,
@@ -252,6 +257,7 @@ class Engine:
             passed_over=seq.ticket.passed_over,
             claim=start.claim,
             busy=start.busy,
+            follows=start.follows,
         )
 
     def _running_view(self, seq: SequenceState, count_held: bool, rank: int) -> SequenceView:
@@ -277,6 +283,7 @@ class Engine:
         admitted = [self._waiting.find(key) for key in decision.admitted]
         self._reuse.begin(admitted)
         for seq in admitted:
+            self._waiting.note_cached(seq, seq.computed)
             self._waiting.pop(seq)
             seq.status = Status.RUNNING
             self._running[seq.key] = seq
@@ -285,9 +292,11 @@ class Engine:
         scheduled: list[tuple[SequenceState, int]] = []
         for rows in decision.rows:
             seq = self._running[rows.key]
-            if not seq.tables.grow(seq.computed + rows.num_rows):
+            # More may have been found than when the step was planned.
+            num_rows = min(rows.num_rows, len(seq.tokens) - seq.computed)
+            if not seq.tables.grow(seq.computed + num_rows):
                 raise RuntimeError("the scheduler planned more blocks than are free")
-            scheduled.append((seq, rows.num_rows))
+            scheduled.append((seq, num_rows))
         if not scheduled:
             raise RuntimeError("the scheduler planned an empty step although there is work")
         return scheduled
@@ -298,7 +307,11 @@ class Engine:
         seq.computed = 0
         seq.request.num_preemptions += 1
         self._stats.num_preemptions += 1
+        self._push_back(seq)
+
+    def _push_back(self, seq: SequenceState) -> None:
         self._waiting.push_back(seq)
+        self._waiting.note_cached(seq, self._reuse.look(seq))
 
     # ---- commit ----
 
@@ -375,7 +388,7 @@ class Engine:
         seq = self._make_sequence(parent.request, choice)
         tables = parent.tables.fork(parent.request.prompt_len)
         if tables is None:
-            self._waiting.push_back(seq)
+            self._push_back(seq)
         else:
             seq.tables = tables
             self._reuse.fork(parent, seq)

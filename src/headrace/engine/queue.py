@@ -85,6 +85,8 @@ class WaitQueue:
 
     def note_cached(self, seq: SequenceState, num_tokens: int) -> None:
         """The prefix cache holds so many positions of a sequence that waits."""
+        if num_tokens == seq.ticket.cached:
+            return
         self._num_cached += num_tokens - seq.ticket.cached
         seq.ticket.cached = num_tokens
         if self.policy.order is QueueOrder.DFS_WEIGHT:

@@ -31,7 +31,8 @@ class SequenceState:
     while it is not finished. `to_fork`: choices that are still to be forked from it when its prompt
     is done (first sequence only). `ticket`: its place in the queue, while it waits or its prompt is
     not done. `hold`: on the prefix cache, while it runs; `look`: what was last found there for it,
-    while it waits.
+    while it waits. `num_waits`: steps that it has waited for what others write, `num_idle_waits` of
+    them since the other, at `waits_at` (its key, its computed positions), has written something.
     """
 
     key: int
@@ -48,6 +49,9 @@ class SequenceState:
     to_fork: int = 0
     hold: Hold | None = None
     look: Look | None = None
+    num_waits: int = 0
+    num_idle_waits: int = 0
+    waits_at: tuple[int, int] = (-1, 0)
 
     @property
     def num_output(self) -> int:

@@ -4,6 +4,10 @@ Whatever is found, the output stays: a hit only means that rows are not computed
 would have the same bits. So at least the last known token is always computed, as its row gives the
 next one, and no hit reaches past a row whose logprobs are still to be told.
 
+Nothing is computed twice at the same time: a sequence does not begin while another one that runs,
+or that begins in the same step, is about to write a block that it needs. It waits no longer than
+that block and those after it keep coming, and begins with what is there then.
+
 A sequence has a hold on the cache exactly while it has tables with positions in them, that is while
 it runs (or has ended in the step that is being committed).
 """
@@ -12,31 +16,70 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headrace.backends.layout import BLOCK_LEN, KVLayout
-from headrace.engine.request import SequenceState
+from headrace.engine.request import SequenceState, Status
 from headrace.kv.pool import BlockPool
 from headrace.kv.radix.base import PrefixCache, RootKey
 from headrace.kv.radix.tree import RadixCache
 from headrace.kv.tables import blocks_to_hold, first_visible_block
 
 # Sequences that are looked for in a step: those that it might admit. It rarely admits as many.
-LOOKS_PER_STEP = 8
+LOOKS_PER_STEP = 16
+# Beside them so many others, in turn, for the orders that depend on it.
+TURNS_PER_STEP = 8
+# Steps that a sequence waits while the one that it waits for computes nothing.
+MAX_IDLE_WAITS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
     """Where a waiting sequence would begin. `num_tokens` positions need no computing. Beginning
     there takes `claim` blocks from the available ones; `busy` more come from sequences that hold
-    them already."""
+    them already. `follows`: key of a waiting one that would write what it needs, or -1."""
 
     num_tokens: int = 0
     claim: int = 0
     busy: int = 0
+    follows: int = -1
 
 
 FROM_NOTHING = Start()
+
+
+@dataclass(frozen=True, slots=True)
+class _Writer:
+    """A sequence that will, in its next steps, fill a block with known tokens: that up to `end`."""
+
+    seq: SequenceState
+    end: int
+    is_running: bool
+
+
+class _Writers:
+    """Who writes what, by the first block that all of it begins with."""
+
+    def __init__(self) -> None:
+        self._writers: dict[tuple[str, bytes], list[_Writer]] = {}
+
+    def add(self, seq: SequenceState, computed: int, *, is_running: bool) -> None:
+        """A sequence that has, or would begin with, so many positions."""
+        end = (computed // BLOCK_LEN + 1) * BLOCK_LEN
+        if end <= len(seq.tokens):
+            writer = _Writer(seq, end, is_running)
+            self._writers.setdefault(_first_block(seq), []).append(writer)
+
+    def find(self, seq: SequenceState) -> _Writer | None:
+        """One that is about to write what a waiting sequence could use, and nobody has written."""
+        writers = self._writers.get(_first_block(seq), ())
+        limit = _limit(seq) if writers else 0
+        depth = 0 if seq.look is None else seq.look.depth
+        for writer in writers:
+            end = writer.end
+            if depth * BLOCK_LEN < end <= limit and seq.tokens[:end] == writer.seq.tokens[:end]:
+                return writer
+        return None
 
 
 class Reuse:
@@ -51,6 +94,10 @@ class Reuse:
         self._numerics_id = numerics_id
         self._chunk = chunk
         self._num_full = sum(not group.window for group in layout.groups)
+        # Of each sequence that may be admitted in this step, how much it may take over.
+        self._limits: dict[int, int] = {}
+        self._turn: list[SequenceState] = []
+        self._turn_version = -1
 
     def advance(self, now: float) -> None:
         """The time is `now`: what was to be kept until then goes."""
@@ -59,29 +106,65 @@ class Reuse:
 
     # ---- beginning ----
 
-    def starts(self, seqs: Iterable[SequenceState]) -> Iterator[tuple[SequenceState, Start]]:
-        """Where each waiting sequence would begin if it were admitted now.
+    def starts(
+        self, waiting: Iterable[SequenceState], prompts: Iterable[SequenceState]
+    ) -> Iterator[tuple[SequenceState, Start]]:
+        """Where each waiting sequence would begin if it were admitted now; those that had better
+        wait for one of the running `prompts` are left out.
 
-        Only the first are looked for; the others begin where they would have when they last were.
+        Only the first are looked for; the others would begin where they were last seen to, or
+        behind that.
         """
-        for index, seq in enumerate(seqs):
-            if self.cache is None:
-                yield seq, FROM_NOTHING
+        cache, writers, num_looks = self.cache, _Writers(), 0
+        if cache is None:
+            yield from ((seq, FROM_NOTHING) for seq in waiting)
+            return
+        self._limits = {}
+        for seq in prompts:
+            writers.add(seq, seq.computed, is_running=True)
+        for seq in waiting:
+            writer = writers.find(seq)
+            if writer is not None and writer.is_running and _waits_for(seq, writer):
+                continue
+            if num_looks < LOOKS_PER_STEP:
+                num_looks += 1
+                start = self._look(cache, seq)
+                self._limits[seq.key] = start.num_tokens
             else:
-                yield seq, self._look(self.cache, seq, index < LOOKS_PER_STEP)
+                start = self._start_at(0 if seq.look is None else seq.look.num_tokens, 0)
+                # All its blocks are planned for as new ones; a copy would be one more.
+                self._limits[seq.key] = _limit(seq) // BLOCK_LEN * BLOCK_LEN
+            if writer is None:
+                writers.add(seq, start.num_tokens, is_running=False)
+            elif not writer.is_running:
+                start = replace(start, follows=writer.seq.key)
+            yield seq, start
 
-    def _look(self, cache: PrefixCache, seq: SequenceState, is_new: bool) -> Start:
-        num_busy = 0
-        if is_new:
-            key, since = self._key(seq), None if seq.look is None else seq.look.cursor
-            look = cache.look(key, seq.tokens, _limit(seq), since)
-            tail_len = look.num_tokens % BLOCK_LEN
-            if tail_len and not self._has_room_for_tail(seq, look.num_busy):
-                look = cache.look(key, seq.tokens, look.num_tokens - tail_len, look.cursor)
-            # Whoever holds blocks now may have let go of them when an old look is used.
-            seq.look, num_busy = look, min(look.num_busy, look.num_tokens // BLOCK_LEN)
-        num_tokens = 0 if seq.look is None else seq.look.num_tokens
-        return self._start_at(num_tokens, num_busy) if num_tokens else FROM_NOTHING
+    def look(self, seq: SequenceState) -> int:
+        """Positions of a waiting sequence that it would find now."""
+        return 0 if self.cache is None else self._look(self.cache, seq).num_tokens
+
+    def turn(self, waiting: Iterable[SequenceState]) -> Iterator[tuple[SequenceState, int]]:
+        """The next few of those that wait, and what they would find now."""
+        cache = self.cache
+        if cache is None or (not self._turn and cache.version == self._turn_version):
+            return
+        if not self._turn:
+            self._turn_version = cache.version
+            self._turn = [seq for seq in waiting if seq.status is Status.WAITING]
+        for seq in self._turn[-TURNS_PER_STEP:]:
+            if seq.status is Status.WAITING:
+                yield seq, self._look(cache, seq).num_tokens
+        del self._turn[-TURNS_PER_STEP:]
+
+    def _look(self, cache: PrefixCache, seq: SequenceState) -> Start:
+        key, since = self._key(seq), None if seq.look is None else seq.look.cursor
+        look = cache.look(key, seq.tokens, _limit(seq), since)
+        tail_len = look.num_tokens % BLOCK_LEN
+        if tail_len and not self._has_room_for_tail(seq, look.num_busy):
+            look = cache.look(key, seq.tokens, look.num_tokens - tail_len, look.cursor)
+        seq.look = look
+        return self._start_at(look.num_tokens, min(look.num_busy, look.num_tokens // BLOCK_LEN))
 
     def _has_room_for_tail(self, seq: SequenceState, num_busy: int) -> bool:
         """Whether the block that is copied fits beside all that the sequence will hold: it must not
@@ -91,6 +174,9 @@ class Reuse:
         return needed <= self._pool.num_available
 
     def _start_at(self, num_tokens: int, num_busy: int) -> Start:
+        """`num_busy`: 0 when that was not seen just now, as its holders may have let go since."""
+        if num_tokens == 0:
+            return FROM_NOTHING
         depth = num_tokens // BLOCK_LEN
         seen = [depth - first_visible_block(g.window, num_tokens) for g in self._layout.groups]
         busy = num_busy * self._num_full
@@ -107,10 +193,7 @@ class Reuse:
         cache = self.cache
         if cache is None:
             return
-        found = [
-            cache.match(self._key(s), s.tokens, 0 if s.look is None else s.look.num_tokens)
-            for s in seqs
-        ]
+        found = [cache.match(self._key(s), s.tokens, self._limits[s.key]) for s in seqs]
         for seq, match in zip(seqs, found, strict=True):
             if not seq.tables.start_from(match.tables, match.tail):
                 raise RuntimeError("the scheduler planned more copies than blocks are free")
@@ -164,3 +247,18 @@ def _limit(seq: SequenceState) -> int:
     if wants_more and seq.choice == 0:
         return min(limit, max(0, request.prompt_done - 1))
     return limit
+
+
+def _first_block(seq: SequenceState) -> tuple[str, bytes]:
+    return seq.request.options.salt, seq.tokens[:BLOCK_LEN].tobytes()
+
+
+def _waits_for(seq: SequenceState, writer: _Writer) -> bool:
+    """Whether to leave a sequence waiting for what another is about to write, once more. At most
+    one step for every token that it could use, and some in which nothing comes."""
+    at = (writer.seq.key, writer.seq.computed)
+    seq.num_waits += 1
+    seq.num_idle_waits = seq.num_idle_waits + 1 if at == seq.waits_at else 0
+    seq.waits_at = at
+    most = len(seq.tokens) + MAX_IDLE_WAITS
+    return seq.num_idle_waits < MAX_IDLE_WAITS and seq.num_waits < most

@@ -219,6 +219,8 @@ class _Admission:
                 return
             if seq.key in running:
                 self._continue(seq, rows)
+            elif seq.follows in self._decision.admitted:
+                continue  # it finds next time what that one computes now
             elif not self._is_held and not self._admit(seq, rows):
                 self._is_held = seq.passed_over >= self._view.max_passes
                 self._decision.passed[seq.key] = 0

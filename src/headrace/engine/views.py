@@ -18,6 +18,10 @@ class SequenceView(msgspec.Struct, frozen=True, gc=False):
     preempting it would free (0 references shared with others). `num_choices`: sequences it becomes.
     `rank`: its place among all prompts, running or waiting, that want rows; of equal ones those
     that run go first. `passed_over`: how often another was admitted although it did not fit.
+
+    A waiting sequence would begin with `computed` positions of the prefix cache. That would take
+    `claim` blocks from the free ones; `busy` more are held by others already. `follows`: key of one
+    that it is not to be admitted together with, as it would compute the same (-1: none).
     """
 
     key: int
@@ -30,6 +34,7 @@ class SequenceView(msgspec.Struct, frozen=True, gc=False):
     passed_over: int = 0
     claim: int = 0
     busy: int = 0
+    follows: int = -1
 
 
 @dataclass(frozen=True, slots=True)
