@@ -63,6 +63,7 @@ class _Budget:
         self.seconds = math.inf
         self.bound_s = 0.0
         self._pace: Pace | None = None
+        self._has_prompt = False  # since there is a pace
 
     def start_prompts(self, pace: Pace | None) -> None:
         """From here on rows are of prompts. Without decodes nobody waits for the step to end."""
@@ -88,17 +89,23 @@ class _Budget:
         wanted = min(seq.known - seq.computed, self.tokens)
         if self._pace is None:
             return wanted
-        rows = self._pace.model.rows_within(self.seconds, seq.computed, wanted)
+        model = self._pace.model
+        if wanted == 1:
+            # All the rest was found in the cache: the step is as long as with one more decode.
+            rows = int(model.rows_s(seq.computed, 1) <= self.seconds)
+        else:
+            rows = model.rows_within(self.seconds, seq.computed, wanted)
         if rows >= min(wanted, MIN_CHUNK):
             return rows
-        return 0 if self.load.prompt_rows else min(wanted, MIN_CHUNK)
+        return 0 if self._has_prompt else min(wanted, MIN_CHUNK)
 
     def take(self, seq: SequenceView, num_rows: int) -> None:
         self.tokens -= num_rows
         self.blocks -= self.missing(seq, num_rows)
         self.load.add(seq.computed, num_rows)
         if self._pace is not None:
-            self.seconds -= self._pace.model.chunk_s(seq.computed, num_rows)
+            self.seconds -= self._pace.model.rows_s(seq.computed, num_rows)
+            self._has_prompt = True
 
     def give_back(self, seq: SequenceView, num_rows: int) -> None:
         """What preempting a sequence frees, and the rows that it was given."""

@@ -72,6 +72,12 @@ class StepTime:
             + self.prompt_context * load.prompt_context
         )
 
+    def rows_s(self, start: int, num_rows: int) -> float:
+        """Seconds that rows of one sequence add to a step; one row alone is like a decode."""
+        if num_rows == 1:
+            return self.decode_row + self.decode_context * (start + 1)
+        return self.chunk_s(start, num_rows)
+
     def chunk_s(self, start: int, num_rows: int) -> float:
         """Seconds that a chunk adds to a step."""
         return self.prompt_row * num_rows + self.prompt_context * attended(start, num_rows)

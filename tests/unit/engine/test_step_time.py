@@ -132,16 +132,15 @@ def test_rows_within_a_time_are_the_most_that_fit(
 
 @settings(max_examples=200, deadline=None)
 @given(models, st.lists(st.tuples(st.integers(0, 999), st.integers(1, 70)), max_size=6))
-def test_a_chunk_adds_what_the_prediction_grows_by(
+def test_rows_add_what_the_prediction_grows_by(
     model: StepTime, parts: list[tuple[int, int]]
 ) -> None:
     load = StepLoad(1, 5)
     for start, num_rows in parts:
         before = model.predict(load)
         load.add(start, num_rows)
-        if num_rows > 1:
-            grown = model.predict(load) - before
-            assert grown == pytest.approx(model.chunk_s(start, num_rows), rel=1e-6, abs=1e-9)
+        grown = model.predict(load) - before
+        assert grown == pytest.approx(model.rows_s(start, num_rows), rel=1e-6, abs=1e-9)
     for start, num_rows in parts:
         load.add(start, num_rows, -1)
     assert load == StepLoad(1, 5)
