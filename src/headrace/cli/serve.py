@@ -13,7 +13,7 @@ from headrace.cli import serve_options as so
 from headrace.cli.console import ProgressLine
 
 if TYPE_CHECKING:
-    from headrace.gateway.config import ModelSpec
+    from headrace.gateway.config import ModelSpec, ServeConfig
 
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 
@@ -36,6 +36,7 @@ def serve(
     max_queue_wait: so.MaxQueueWait = 600.0,
     max_partial_prefills: so.MaxPartialPrefills = 4,
     itl_target_ms: so.ItlTarget = None,
+    kv_allocation: so.KvAllocationOption = so.KvAllocation.LOOKAHEAD,
     cors_origin: so.CorsOrigin = None,
     log_level: so.LogLevelOption = so.LogLevel.INFO,
     log_format: so.LogFormatOption = so.LogFormat.TEXT,
@@ -48,12 +49,10 @@ def serve(
     The first Ctrl-C lets running requests end, the second stops at once.
     """
     from headrace.gateway.config import ModelSpec, ServeConfig
-    from headrace.gateway.main import serve as run_gateway
     from headrace.weights.catalog import DEFAULT_MODEL
 
-    names = models or [DEFAULT_MODEL]
     config = ServeConfig(
-        models=tuple(ModelSpec(name, Path()) for name in names),
+        models=tuple(ModelSpec(name, Path()) for name in models or [DEFAULT_MODEL]),
         host=host,
         port=port,
         api_key=api_key,
@@ -66,7 +65,9 @@ def serve(
         packing=None if packing is None else packing.value,
         kv_dtype=kv_dtype.value,
         activations=activations.value,
-        scheduling=so.scheduling(queue_order, max_queue_wait, max_partial_prefills, itl_target_ms),
+        scheduling=so.scheduling(
+            queue_order, max_queue_wait, max_partial_prefills, itl_target_ms, kv_allocation
+        ),
         cors_origins=tuple(cors_origin or ()),
         log_level=log_level.value,
         log_format=log_format.value,
@@ -74,8 +75,15 @@ def serve(
         strict_fields=strict_fields,
         ui=not no_ui,
     )
-    config.check()  # before anything is fetched
-    found = tuple(find_model(name, is_default=not models) for name in names)
+    _run(config, is_default=not models)
+
+
+def _run(config: ServeConfig, *, is_default: bool) -> None:
+    """Serve until told to stop. Nothing is fetched for a configuration that cannot work."""
+    from headrace.gateway.main import serve as run_gateway
+
+    config.check()
+    found = tuple(find_model(spec.name, is_default=is_default) for spec in config.models)
     sys.exit(run_gateway(dataclasses.replace(config, models=found)))
 
 

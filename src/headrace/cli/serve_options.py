@@ -21,6 +21,14 @@ class QueueOrder(StrEnum):
     RESPONSE_RATIO = "response-ratio"
 
 
+class KvAllocation(StrEnum):
+    """Who gets KV blocks: kv.lookahead.base.Allocation, which the command line need not import."""
+
+    ON_DEMAND = "on-demand"
+    RESERVE_MAX = "reserve-max"
+    LOOKAHEAD = "lookahead"
+
+
 class LogLevel(StrEnum):
     """Least severity that is logged."""
 
@@ -132,6 +140,16 @@ ItlTarget = Annotated[
         number(0),
     ),
 ]
+KvAllocationOption = Annotated[
+    KvAllocation,
+    Opt(
+        "--kv-allocation",
+        "Who gets KV blocks: lookahead admits by a forecast of output lengths, reserve-max by "
+        "their limits, on-demand whoever fits now.",
+        "POLICY",
+        choice(KvAllocation),
+    ),
+]
 CorsOrigin = Annotated[
     list[str] | None,
     Opt("--cors-origin", "Web origin that may call; may be repeated.", "ORIGIN", utf8),
@@ -158,15 +176,21 @@ NoUi = Annotated[bool, Opt("--no-ui", "Do not serve the chat page.")]
 
 
 def scheduling(
-    order: QueueOrder, max_wait_s: float, max_partial: int, itl_target_ms: float | None
+    order: QueueOrder,
+    max_wait_s: float,
+    max_partial: int,
+    itl_target_ms: float | None,
+    allocation: KvAllocation,
 ) -> Scheduling:
     """What the options about the queue and the steps come to."""
     from headrace.engine import base
     from headrace.engine import order as orders
+    from headrace.kv.lookahead.base import Allocation
 
     return base.Scheduling(
         order=orders.QueueOrder(order.value),
         max_wait_s=max_wait_s,
         max_partial=max_partial,
         itl_target_s=None if itl_target_ms is None else itl_target_ms / 1e3,
+        allocation=Allocation(allocation.value),
     )

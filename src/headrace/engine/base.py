@@ -24,6 +24,7 @@ import msgspec
 
 from headrace.engine.order import QueueOrder
 from headrace.engine.sampling import SamplingParams
+from headrace.kv.lookahead.base import Allocation
 from headrace.kv.radix.base import DEFAULT_RETENTION, Retention
 
 
@@ -136,7 +137,8 @@ class Scheduling(msgspec.Struct, frozen=True, kw_only=True):
     `order`: of the queue, with its `patience`, `grace_s` and `max_wait_s`, the hard cap on waiting
     (engine.order). `max_partial`: prompts that may be cut at the same time. `max_passes`: how often
     a sequence that does not fit is passed over. `itl_target_s`: how long a step may take in which
-    sequences decode; None derives it from the time of the decodes alone, 0 sets none.
+    sequences decode; None derives it from the time of the decodes alone, 0 sets none. `allocation`:
+    who is admitted and who is preempted (kv.lookahead).
     """
 
     order: QueueOrder = QueueOrder.FCFS
@@ -146,6 +148,7 @@ class Scheduling(msgspec.Struct, frozen=True, kw_only=True):
     max_partial: int = 4
     max_passes: int = 64
     itl_target_s: float | None = 0.0
+    allocation: Allocation = Allocation.LOOKAHEAD
 
 
 # For the most tokens a second, and for people who wait for answers.

@@ -6,9 +6,9 @@ import itertools
 import time
 from array import array
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from headrace.backends.base import Backend, RowResult, StepResult
-from headrace.backends.layout import BLOCK_LEN
 from headrace.engine.audit import check_blocks
 from headrace.engine.base import (
     DEFAULT_OPTIONS,
@@ -21,6 +21,7 @@ from headrace.engine.base import (
     RequestOptions,
 )
 from headrace.engine.commit import commit_token, to_logprob
+from headrace.engine.foresight import Foresight
 from headrace.engine.intake import check_prompt, make_request
 from headrace.engine.order import OrderPolicy, QueueOrder, Ticket
 from headrace.engine.queue import WaitQueue
@@ -72,9 +73,10 @@ class Engine:
             self._chunk,
             is_on=self.config.prefix_cache,
         )
+        sharing = self.config.scheduling
+        self.foresight = Foresight(sharing.allocation, self._layout, self.pool, self._chunk)
         self._requests: dict[str, RequestState] = {}
         self._running: dict[int, SequenceState] = {}
-        sharing = self.config.scheduling
         policy = OrderPolicy(sharing.order, sharing.patience, sharing.grace_s, sharing.max_wait_s)
         self._waiting = WaitQueue(policy, clock)
         self._pacer = Pacer(sharing.itl_target_s)
@@ -153,6 +155,7 @@ class Engine:
         request = self._requests.pop(request_id, None)
         if request is not None:
             for seq in request.sequences:
+                self.foresight.end(seq, is_known=False)
                 self._free(seq, used=seq.status is Status.FINISHED)
                 seq.status = Status.FINISHED
 
@@ -209,7 +212,8 @@ class Engine:
 
     def _decide(self) -> Decision:
         running = self._running.values()
-        tight = self._is_tight()
+        self.foresight.look(running)
+        is_short = self.foresight.is_short(running)
         num_reserved = sum(1 + s.to_fork for s in running)
         prompts = [s for s in running if len(s.tokens) - s.computed > 1]
         can_admit = num_reserved < self.config.max_num_seqs and len(self._waiting) > 0
@@ -228,7 +232,7 @@ class Engine:
                 self._waiting.note_cached(seq, start.num_tokens)
                 waiting.append(self._waiting_view(seq, ranks[seq.key], start))
         view = SchedulerView(
-            running=[self._running_view(s, tight, ranks.get(s.key, 0)) for s in running],
+            running=[self._running_view(s, is_short, ranks.get(s.key, 0)) for s in running],
             waiting=waiting,
             num_free_blocks=self.pool.num_available,
             max_step_tokens=self._chunk,
@@ -237,14 +241,10 @@ class Engine:
             max_partial=self.config.scheduling.max_partial,
             max_passes=self.config.scheduling.max_passes,
             pace=self._pacer.pace(),
+            policy=self.foresight.policy,
+            room=self.foresight.room(self._pacer.fit.model),
         )
         return schedule(self._layout, view)
-
-    def _is_tight(self) -> bool:
-        """Whether this step might need more blocks than are free. Only then may it preempt, and
-        only then is it worth counting what each sequence would give back."""
-        most = self._chunk // BLOCK_LEN + 1 + 2 * len(self._running)
-        return self.pool.num_available < most * len(self._layout.groups)
 
     def _waiting_view(self, seq: SequenceState, rank: int, start: Start) -> SequenceView:
         return SequenceView(
@@ -258,6 +258,8 @@ class Engine:
             claim=start.claim,
             busy=start.busy,
             follows=start.follows,
+            num_preemptions=seq.num_preemptions,
+            ask=partial(self.foresight.outlook_of, seq),
         )
 
     def _running_view(self, seq: SequenceState, count_held: bool, rank: int) -> SequenceView:
@@ -270,6 +272,8 @@ class Engine:
             held=tables.num_exclusive() if count_held else 0,
             num_choices=1 + seq.to_fork,
             rank=rank,
+            kept=self.foresight.kept(seq) if count_held else 0,
+            num_preemptions=seq.num_preemptions,
         )
 
     def _apply_preemptions(self, decision: Decision) -> None:
@@ -281,6 +285,8 @@ class Engine:
         self._apply_preemptions(decision)
         self._waiting.note_passes(decision.passed)
         admitted = [self._waiting.find(key) for key in decision.admitted]
+        for seq in admitted:
+            self.foresight.join(seq)
         self._reuse.begin(admitted)
         for seq in admitted:
             self._waiting.note_cached(seq, seq.computed)
@@ -297,12 +303,14 @@ class Engine:
             if not seq.tables.grow(seq.computed + num_rows):
                 raise RuntimeError("the scheduler planned more blocks than are free")
             scheduled.append((seq, num_rows))
+        self.foresight.note_refused(decision.held_back)
         if not scheduled:
             raise RuntimeError("the scheduler planned an empty step although there is work")
         return scheduled
 
     def _preempt(self, seq: SequenceState) -> None:
         """Free a sequence's blocks; it waits in front and recomputes later what is lost by then."""
+        self.foresight.preempt(seq)
         self._reuse.end(seq, used=True)
         seq.computed = 0
         seq.request.num_preemptions += 1
@@ -322,6 +330,7 @@ class Engine:
             # Before anything is kept of it.
             if row.failed and entry.seq.request.request_id in self._requests:
                 self._fail(entry.seq.request)
+        self.foresight.note_rows(built.rows)
         for seq, num_rows in built.rows:
             seq.computed += num_rows
             self._reuse.written(seq, num_rows)
@@ -372,6 +381,7 @@ class Engine:
             )
         )
         if pending.finish_reason is not None:
+            self.foresight.end(seq, by_itself=pending.finish_reason == "stop")
             self._finish(seq)
 
     def _end_prompt(self, request: RequestState) -> None:
@@ -395,6 +405,7 @@ class Engine:
             seq.computed = parent.request.prompt_len
             seq.status = Status.RUNNING
             self._running[seq.key] = seq
+            self.foresight.join(seq)
         return seq
 
     def _settle(self, seq: SequenceState) -> None:
@@ -432,6 +443,7 @@ class Engine:
 
     def _free(self, seq: SequenceState, *, used: bool, is_sound: bool = True) -> None:
         """Give back everything a sequence owns; idempotent. See Reuse.end."""
+        self.foresight.leave(seq)
         self._reuse.end(seq, used=used, is_sound=is_sound)
         self._running.pop(seq.key, None)
         self._waiting.pop(seq)
@@ -465,3 +477,4 @@ class Engine:
         """Law 3: see audit.check_blocks."""
         live = [*self._running.values(), *self._waiting.values()]
         check_blocks(self.pool, live, self._reuse.cache)
+        self.foresight.check(self._running.values())

@@ -10,6 +10,8 @@ from headrace.backends.base import SamplingSpec
 from headrace.engine.base import RequestDone, RequestOptions, TokenLogprob
 from headrace.engine.order import Ticket
 from headrace.engine.sampling import SamplingParams
+from headrace.kv.lookahead.forecast import Forecast
+from headrace.kv.lookahead.risk import NOTHING, Outlook
 from headrace.kv.radix.base import Hold, Look
 from headrace.kv.tables import SequenceTables
 from headrace.text.base import Detokenizer, StopMatcher
@@ -24,6 +26,21 @@ class Status(enum.Enum):
 
 
 @dataclass(slots=True)
+class Prospect:
+    """What engine.foresight knows of a sequence, and writes.
+
+    `known`: its outlook, to be computed anew at `renew_at` tokens while it runs (`is_joined`), and
+    when `stale_at` outputs have ended while it waits.
+    """
+
+    forecast: Forecast | None = None
+    known: Outlook = NOTHING
+    is_joined: bool = False
+    renew_at: int = 0
+    stale_at: int = 0
+
+
+@dataclass(slots=True)
 class SequenceState:
     """One choice of a request.
 
@@ -33,6 +50,7 @@ class SequenceState:
     not done. `hold`: on the prefix cache, while it runs; `look`: what was last found there for it,
     while it waits. `num_waits`: steps that it has waited for what others write, `num_idle_waits` of
     them since the other, at `waits_at` (its key, its computed positions), has written something.
+    `written`: positions that were computed before it was preempted, `num_preemptions` times.
     """
 
     key: int
@@ -52,6 +70,9 @@ class SequenceState:
     num_waits: int = 0
     num_idle_waits: int = 0
     waits_at: tuple[int, int] = (-1, 0)
+    written: int = 0
+    num_preemptions: int = 0
+    prospect: Prospect = field(default_factory=Prospect)
 
     @property
     def num_output(self) -> int:

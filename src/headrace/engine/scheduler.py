@@ -6,20 +6,22 @@ Beside decodes a chunk is no longer than the step may take (`Pace`).
 
 A waiting sequence that does not fit (blocks, slots, the cap on cut prompts) is passed over, so that
 it blocks nobody, but only so often: then nobody is admitted before it, and it fits as soon as
-enough of the running have ended. When blocks run out, the most recently admitted sequence is
-preempted (its KV is recomputed later), so the oldest always advances and nothing ping-pongs: a
-preempted sequence is admitted again only when all it needs is free.
+enough of the running have ended. Whether one that does fit is admitted, and who is preempted when
+blocks run out (its KV is recomputed later), is up to the allocation policy (kv.lookahead.base),
+which always spares somebody, so that there is progress. Nobody is admitted in a step that preempts,
+and a preempted sequence is admitted again only when all it needs is free.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from headrace.backends.layout import BLOCK_LEN, KVLayout
 from headrace.engine.step_time import Pace, StepLoad
 from headrace.engine.views import SchedulerView, SequenceView
+from headrace.kv.lookahead.base import AllocationPolicy
 from headrace.kv.tables import blocks_for, blocks_to_hold
 
 # Rows of a prompt that a step computes even when its decodes alone take all of its time, and the
@@ -41,7 +43,8 @@ class Decision:
 
     Rows are in running order, decodes and prefill chunks mixed as admitted. `passed`: for every
     waiting sequence that did not fit, how many were admitted that came after it. `load`: what the
-    rows amount to. `bound_s`: how long the step may take; 0 when nothing bounds it.
+    rows amount to. `bound_s`: how long the step may take; 0 when nothing bounds it. `held_back`:
+    how many that did fit the policy refused.
     """
 
     rows: list[ScheduledRows] = field(default_factory=list)
@@ -50,6 +53,7 @@ class Decision:
     passed: dict[int, int] = field(default_factory=dict)
     load: StepLoad = field(default_factory=StepLoad)
     bound_s: float = 0.0
+    held_back: int = 0
 
 
 class _Budget:
@@ -128,14 +132,13 @@ def schedule(layout: KVLayout, view: SchedulerView) -> Decision:
     budget = _Budget(layout, view.max_step_tokens, view.num_free_blocks)
     planned: dict[int, int] = {}
     running = list(view.running)
-    _schedule_running(
-        [s for s in running if s.known - s.computed == 1], running, budget, planned, decision
-    )
+    decodes = [s for s in running if s.known - s.computed == 1]
+    _schedule_running(decodes, running, view.policy, budget, planned, decision)
     budget.start_prompts(view.pace)
     prompts = sorted((s for s in running if s.known - s.computed > 1), key=lambda s: s.rank)
     still_needed = sum(budget.missing(s, s.known - s.computed) for s in prompts)
     if decision.preempted or still_needed > budget.blocks:
-        _schedule_running(prompts, running, budget, planned, decision)
+        _schedule_running(prompts, running, view.policy, budget, planned, decision)
     else:
         _Admission(layout, view, running, budget, planned, decision, still_needed).run(prompts)
     order = [s.key for s in running] + decision.admitted
@@ -148,43 +151,34 @@ def schedule(layout: KVLayout, view: SchedulerView) -> Decision:
 def _schedule_running(
     seqs: Sequence[SequenceView],
     running: list[SequenceView],
+    policy: AllocationPolicy,
     budget: _Budget,
     planned: dict[int, int],
     decision: Decision,
 ) -> None:
     """Give rows to `seqs`, some of the running ones, in order.
 
-    Removes preempted sequences from `running`.
+    Preempts whom the policy names until one that needs blocks gets some, or is named itself; one
+    for whom nobody is named waits. Removes the preempted from `running`.
     """
     for seq in seqs:
         if seq.key in decision.preempted or budget.tokens == 0:
             continue
         wanted = budget.chunk(seq)
         rows = budget.rows_that_fit(seq, wanted)
-        if wanted == 0:
-            continue
-        while rows == 0 and running[-1].key != seq.key:
-            _preempt(running, budget, planned, decision)
+        while rows == 0 and wanted:
+            victim = policy.victim(running, seq)
+            if victim is None:
+                break
+            running.remove(victim)
+            budget.give_back(victim, planned.pop(victim.key, 0))
+            decision.preempted.append(victim.key)
+            if victim.key == seq.key:
+                break
             rows = budget.rows_that_fit(seq, wanted)
-        if rows == 0 and len(running) > 1:
-            # It is the youngest: it waits for the older ones.
-            _preempt(running, budget, planned, decision)
-            continue
         if rows > 0:
             budget.take(seq, rows)
             planned[seq.key] = rows
-
-
-def _preempt(
-    running: list[SequenceView],
-    budget: _Budget,
-    planned: dict[int, int],
-    decision: Decision,
-) -> None:
-    """Preempt the youngest running sequence; rows it was given go back to the budget."""
-    victim = running.pop()
-    budget.give_back(victim, planned.pop(victim.key, 0))
-    decision.preempted.append(victim.key)
 
 
 class _Admission:
@@ -214,6 +208,8 @@ class _Admission:
         self._num_seqs = max(view.num_reserved_seqs, len(running))
         self._num_partial = 0
         self._is_held = False
+        # Of its own: it is changed with every admission.
+        self._room = replace(view.room, total=view.room.total.copy())
 
     def run(self, prompts: Sequence[SequenceView]) -> None:
         """`prompts`: the running ones, by rank."""
@@ -239,10 +235,9 @@ class _Admission:
         self._num_partial -= rows == seq.known - seq.computed
 
     def _admit(self, seq: SequenceView, rows: int) -> bool:
-        """False (and nothing changed) when it does not fit.
+        """False (and nothing changed) when it does not fit, or the policy refuses it.
 
-        A sequence fits when all its known positions and one more do beside what was planned; beside
-        others, one more block per running sequence is kept free for their growth.
+        A sequence fits when all its known positions and one more do beside what was planned.
         """
         budget = self._budget
         if self._num_seqs + seq.num_choices > self._view.max_num_seqs:
@@ -253,8 +248,8 @@ class _Admission:
         needed = blocks_to_hold(self._layout, seq.known + 1, self._view.max_step_tokens) - seq.busy
         if seq.computed % BLOCK_LEN:
             needed += budget.num_groups  # the block that is copied, until its copy is made
-        growth = self._num_beside * budget.num_groups
-        if needed + growth + self._still_needed > budget.blocks and self._num_beside > 0:
+        spare = budget.blocks - needed - self._still_needed
+        if self._num_beside > 0 and (spare < 0 or not self._is_let_in(seq, spare)):
             return False
         rows = budget.rows_that_fit(seq, rows)
         if rows == 0:
@@ -270,4 +265,23 @@ class _Admission:
         self._num_seqs += seq.num_choices
         self._num_beside += 1
         self._num_partial += is_partial
+        self._note_admitted(seq)
         return True
+
+    def _is_let_in(self, seq: SequenceView, spare: int) -> bool:
+        """What the policy says of one that fits and leaves so many blocks."""
+        self._room.spare, self._room.num_beside = spare, self._num_beside
+        if self._view.policy.admits(self._room, seq):
+            return True
+        self._decision.held_back += 1
+        return False
+
+    def _note_admitted(self, seq: SequenceView) -> None:
+        """Those asked for later come beside it, too."""
+        if not self._view.policy.uses_forecasts:
+            return
+        room, outlook = self._room, seq.outlook
+        room.total.add(outlook)
+        room.num_most += outlook.most
+        if self._view.policy.is_assured(seq):
+            room.num_assured += outlook.most

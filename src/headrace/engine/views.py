@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
 from headrace.engine.step_time import Pace
+from headrace.kv.lookahead.base import AllocationPolicy, Room
+from headrace.kv.lookahead.on_demand import OnDemand
+from headrace.kv.lookahead.risk import NOTHING, Outlook
+
+
+def nothing() -> Outlook:
+    """The outlook of what never holds anything."""
+    return NOTHING
 
 
 class SequenceView(msgspec.Struct, frozen=True, gc=False):
@@ -15,7 +23,9 @@ class SequenceView(msgspec.Struct, frozen=True, gc=False):
 
     `key` identifies it to the caller. `computed` positions have KV; `known` tokens exist (known -
     computed rows could run now). `table_len`: entries of its block tables. `held`: blocks that
-    preempting it would free (0 references shared with others). `num_choices`: sequences it becomes.
+    preempting it would free (0 references shared with others), and `kept`: positions that it would
+    keep; neither counts as long as blocks are plenty. `num_choices`: sequences it becomes. `ask`
+    gives the outlook of one that waits, when it is asked for (kv.lookahead.base).
     `rank`: its place among all prompts, running or waiting, that want rows; of equal ones those
     that run go first. `passed_over`: how often another was admitted although it did not fit.
 
@@ -35,6 +45,13 @@ class SequenceView(msgspec.Struct, frozen=True, gc=False):
     claim: int = 0
     busy: int = 0
     follows: int = -1
+    kept: int = 0
+    num_preemptions: int = 0
+    ask: Callable[[], Outlook] = nothing
+
+    @property
+    def outlook(self) -> Outlook:
+        return self.ask()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +61,7 @@ class SchedulerView:
     `num_free_blocks`: those that can be allocated, the ones that only the cache keeps among them.
     `max_partial`: sequences whose prompts may be cut at the same time. `max_passes`: how often one
     that does not fit is passed over. `pace`: how long a step may take, None for as long as its
-    tokens last.
+    tokens last. `policy`: who is admitted and preempted. `room`: what it may know of the running.
     """
 
     running: Sequence[SequenceView]
@@ -57,3 +74,5 @@ class SchedulerView:
     max_partial: int = 1 << 30
     max_passes: int = 1 << 30
     pace: Pace | None = None
+    policy: AllocationPolicy = field(default_factory=OnDemand)
+    room: Room = field(default_factory=lambda: Room(0, 0))

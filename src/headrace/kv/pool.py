@@ -31,6 +31,7 @@ class BlockPool:
             raise ValueError("a pool needs at least one block")
         self.num_blocks = num_blocks
         self.num_idle = 0
+        self.num_shared = 0  # blocks that are held twice or more, the cache not counted
         # Frees at least so many idle blocks, given that there are as many.
         self.reclaim: Callable[[int], object] | None = None
         # A list, whose small integers cost least to read and write.
@@ -112,30 +113,42 @@ class BlockPool:
 
     def share(self, blocks: Iterable[int]) -> None:
         """Add a reference to each block; all must be held."""
-        counts, is_cached, num_woken = self._counts, self._is_cached, 0
+        counts, is_cached, num_woken, num_shared = self._counts, self._is_cached, 0, 0
         for block in blocks:
             count = counts[block]
             if count == 1:
-                num_woken += is_cached[block]
+                if is_cached[block]:
+                    num_woken += 1
+                else:
+                    num_shared += 1
+            elif count == 2:
+                num_shared += is_cached[block]
             elif count < 1:
                 raise ValueError(f"block {block} is free and cannot be shared")
             counts[block] = count + 1
         self.num_idle -= num_woken
+        self.num_shared += num_shared
 
     def release(self, blocks: Iterable[int]) -> None:
         """Drop one reference of each block; the last one frees it."""
-        counts, is_cached, num_idled = self._counts, self._is_cached, 0
+        counts, is_cached, num_idled, num_unshared = self._counts, self._is_cached, 0, 0
         freed: list[int] = []
         for block in blocks:
             count = counts[block] - 1
             if count == 1:
-                num_idled += is_cached[block]
+                if is_cached[block]:
+                    num_idled += 1
+                else:
+                    num_unshared += 1
+            elif count == 2:
+                num_unshared += is_cached[block]
             elif count <= 0:
                 if count < 0 or is_cached[block]:
                     raise ValueError(f"block {block} is released but not held")
                 freed.append(block)
             counts[block] = count
         self.num_idle += num_idled
+        self.num_shared -= num_unshared
         if freed:
             self._free.add_all(freed)
 
@@ -171,16 +184,29 @@ class BlockPool:
         """Whether one of the references is the prefix cache's."""
         return bool(self._is_cached[block])
 
+    def num_leading_shared(self, table: Iterable[int]) -> int:
+        """Blocks of a table (none behind a window) before the first that is nobody else's."""
+        num = 0
+        for block in table:
+            if block >= 0:
+                if self._counts[block] - self._is_cached[block] < 2:
+                    break
+                num += 1
+        return num
+
     def check(self) -> None:
         """Raise AssertionError when an invariant is broken (tests and idle checks)."""
         self._free.check()
         free = {b for first, num in self._free.holes() for b in range(first, first + num)}
-        num_idle = 0
+        num_idle = num_shared = 0
         for block, count in enumerate(self._counts):
             if count < 0 or (count == 0) != (block in free):
                 raise AssertionError(f"block {block} has count {count}, free: {block in free}")
             if self._is_cached[block] and count == 0:
                 raise AssertionError(f"block {block} is free, but the cache names it")
             num_idle += self._is_cached[block] and count == 1
+            num_shared += count - self._is_cached[block] > 1
         if num_idle != self.num_idle:
             raise AssertionError(f"{num_idle} blocks are idle, {self.num_idle} were counted")
+        if num_shared != self.num_shared:
+            raise AssertionError(f"{num_shared} blocks are shared, {self.num_shared} were counted")

@@ -17,6 +17,7 @@ from headrace.cli import serve_options
 from headrace.cli.verbs import GROUPS, VERBS
 from headrace.engine.base import SERVING
 from headrace.engine.order import QueueOrder
+from headrace.kv.lookahead.base import Allocation
 from tests.unit.cli.conftest import Cli, environment
 
 HEAVY = "numpy rich pydantic jinja2 tokenizers starlette uvicorn zmq huggingface_hub msgspec"
@@ -245,8 +246,11 @@ main()
 
 def test_how_serve_shares_its_steps() -> None:
     assert [o.value for o in serve_options.QueueOrder] == [o.value for o in QueueOrder]
-    usual = serve_options.scheduling(serve_options.QueueOrder.SHORTEST, 600.0, 4, None)
+    orders, allocations = serve_options.QueueOrder, serve_options.KvAllocation
+    assert [a.value for a in allocations] == [a.value for a in Allocation]
+    usual = serve_options.scheduling(orders.SHORTEST, 600.0, 4, None, allocations.LOOKAHEAD)
     assert usual == SERVING
-    made = serve_options.scheduling(serve_options.QueueOrder.LPM, 5.0, 2, 80.0)
+    made = serve_options.scheduling(orders.LPM, 5.0, 2, 80.0, allocations.RESERVE_MAX)
     assert made.order is QueueOrder.LPM
     assert (made.max_wait_s, made.max_partial, made.itl_target_s) == (5.0, 2, 0.08)
+    assert made.allocation is Allocation.RESERVE_MAX

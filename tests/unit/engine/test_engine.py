@@ -15,6 +15,7 @@ from headrace.engine.base import RequestOptions, Scheduling
 from headrace.engine.order import QueueOrder
 from headrace.engine.sampling import SamplingParams, mix64
 from headrace.errors import OverloadedError, RequestError
+from headrace.kv.lookahead.base import Allocation
 from headrace.kv.radix.base import Retention
 from tests.support.engine_runs import Recorder, check_preempted, fake_engine, run_alone
 
@@ -30,6 +31,7 @@ schedulings = st.builds(
     max_partial=st.sampled_from([1, 2, 8]),
     max_passes=st.sampled_from([0, 2, 64]),
     itl_target_s=st.sampled_from([None, 0.0, 0.01, 0.2]),
+    allocation=st.sampled_from(Allocation),
 )
 
 

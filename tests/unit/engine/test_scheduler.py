@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -9,9 +12,14 @@ from headrace.backends.layout import BLOCK_LEN, KVLayout, make_layout
 from headrace.engine.scheduler import MIN_CHUNK, Decision, schedule
 from headrace.engine.step_time import Pace, StepLoad, StepTime
 from headrace.engine.views import SchedulerView, SequenceView
+from headrace.kv.lookahead.base import AllocationPolicy, Room
+from headrace.kv.lookahead.lookahead import Lookahead
+from headrace.kv.lookahead.on_demand import OnDemand
+from headrace.kv.lookahead.reserve_max import ReserveMax
 from headrace.kv.tables import blocks_for, blocks_to_hold, first_visible_block
 
 LAYOUTS = [make_layout((0,), 1, 8), make_layout((0, 20), 1, 8), make_layout((0, 9, 9, 9), 1, 8)]
+POLICIES: list[AllocationPolicy] = [OnDemand(), OnDemand(1), ReserveMax(), Lookahead()]
 SLOW = StepTime(1.0, decode_row=0.25, decode_context=0.0, prompt_row=1 / 32, prompt_context=0.0)
 
 
@@ -23,7 +31,7 @@ def paces(draw: st.DrawFn) -> Pace | None:
     return draw(st.none() | st.just(pace))
 
 
-def _waiting(draw: st.DrawFn, layout: KVLayout, **fields: int) -> SequenceView:
+def _waiting(draw: st.DrawFn, layout: KVLayout, **fields: Any) -> SequenceView:
     """Half of them would begin with some of the prefix cache."""
     known = draw(st.integers(1, 150))
     computed = draw(st.just(0) | st.integers(0, known - 1))
@@ -90,6 +98,8 @@ def views(draw: st.DrawFn) -> tuple[int, SchedulerView]:
         max_partial=draw(st.integers(1, 3)),
         max_passes=draw(st.integers(0, 4)),
         pace=draw(paces()),
+        policy=draw(st.sampled_from(POLICIES)),
+        room=Room(1000, 1000, num_groups=groups),
     )
     return which, view
 
@@ -163,13 +173,29 @@ def test_who_is_passed_over_is_counted_and_no_more_than_allowed(
 
 @settings(max_examples=500, deadline=None)
 @given(views())
-def test_preemption_takes_the_youngest_and_admits_nobody(case: tuple[int, SchedulerView]) -> None:
+def test_the_policy_names_who_is_preempted_and_then_nobody_is_admitted(
+    case: tuple[int, SchedulerView],
+) -> None:
     _, view = case
     decision = _decide(case)
     running = [s.key for s in view.running]
-    assert decision.preempted == running[::-1][: len(decision.preempted)]
+    if not isinstance(view.policy, Lookahead):
+        assert decision.preempted == running[::-1][: len(decision.preempted)]
     assert not (decision.preempted and decision.admitted)
+    assert len(set(decision.preempted)) == len(decision.preempted)
     assert not view.running or running[0] not in decision.preempted
+
+
+@settings(max_examples=300, deadline=None)
+@given(views())
+def test_the_policy_can_only_refuse(case: tuple[int, SchedulerView]) -> None:
+    """One that refuses everybody admits whoever is alone, and counts those that would have fit."""
+    which, view = case
+    free = schedule(LAYOUTS[which], replace(view, policy=OnDemand()))
+    strict = schedule(LAYOUTS[which], replace(view, policy=OnDemand(1 << 20)))
+    assert free.held_back == 0
+    assert len(strict.admitted) <= (0 if view.running else 1)
+    assert bool(strict.held_back) == (len(free.admitted) > len(strict.admitted))
 
 
 @settings(max_examples=500, deadline=None)

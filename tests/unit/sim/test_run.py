@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from headrace.engine.base import EngineConfig, RequestOptions, Scheduling
 from headrace.engine.order import QueueOrder
 from headrace.engine.step_time import StepTime
+from headrace.kv.lookahead.base import Allocation
 from headrace.sim.machine import LinearMachine, RooflineMachine
 from headrace.sim.run import Job, SimRun, Site, simulate
 
@@ -118,6 +119,7 @@ def loads(draw: st.DrawFn) -> list[Job]:
     st.integers(1, 4),
     st.sampled_from([None, 0.0, 3.0]),
     st.integers(0, 3),
+    st.sampled_from(Allocation),
 )
 def test_every_job_gets_all_its_tokens_and_the_same_run_is_the_same(
     jobs: list[Job],
@@ -126,9 +128,14 @@ def test_every_job_gets_all_its_tokens_and_the_same_run_is_the_same(
     max_partial: int,
     itl_target_s: float | None,
     max_passes: int,
+    allocation: Allocation,
 ) -> None:
     scheduling = Scheduling(
-        order=order, max_partial=max_partial, itl_target_s=itl_target_s, max_passes=max_passes
+        order=order,
+        max_partial=max_partial,
+        itl_target_s=itl_target_s,
+        max_passes=max_passes,
+        allocation=allocation,
     )
     site = _site(num_blocks, scheduling=scheduling)
     run = simulate(site, jobs)
@@ -143,14 +150,17 @@ def test_every_job_gets_all_its_tokens_and_the_same_run_is_the_same(
     assert [o.token_times for o in again.outcomes] == [o.token_times for o in run.outcomes]
 
 
+@pytest.mark.parametrize("allocation", Allocation)
 @pytest.mark.parametrize("order", QueueOrder)
-def test_a_long_prompt_is_not_starved_by_short_ones(order: QueueOrder) -> None:
+def test_a_long_prompt_is_not_starved_by_short_ones(
+    order: QueueOrder, allocation: Allocation
+) -> None:
     """For ever twice as much short work as the machine can do; the long prompt, which does not even
     fit beside what runs, must get through."""
     rng = random.Random(1)
     jobs = [Job(20.0, _prompt(700), 2)]
     jobs += [Job(12.0 * i, _prompt(rng.randint(10, 30), 1 + i), 4) for i in range(600)]
-    scheduling = Scheduling(order=order, max_passes=8, max_wait_s=math.inf)
+    scheduling = Scheduling(order=order, max_passes=8, max_wait_s=math.inf, allocation=allocation)
     run = simulate(_site(num_blocks=46, max_waiting=30, scheduling=scheduling), jobs)
     long = next(o for o in run.outcomes if o.prompt_len == 700)
     assert not long.error

@@ -34,12 +34,18 @@ class Allocation(StrEnum):
     LOOKAHEAD = "lookahead"
 
 
-class Holder(Protocol):
+class Preempted(Protocol):
+    """Something that counts how often it was preempted."""
+
+    @property
+    def num_preemptions(self) -> int: ...
+
+
+class Holder(Preempted, Protocol):
     """What a policy may know of a sequence, running or not.
 
     `computed` positions have KV; `kept` of them would still have it after a preemption (others
-    share their blocks). `held`: blocks that a preemption would free. `num_preemptions`: how often
-    it was preempted. `outlook`: what it will hold.
+    share their blocks). `held`: blocks that a preemption would free. `outlook`: what it will hold.
     """
 
     @property
@@ -52,8 +58,6 @@ class Holder(Protocol):
     def held(self) -> int: ...
     @property
     def kept(self) -> int: ...
-    @property
-    def num_preemptions(self) -> int: ...
     @property
     def outlook(self) -> Outlook: ...
 
@@ -96,7 +100,7 @@ class AllocationPolicy(Protocol):
         """Whether it looks at outlooks at all; they need not be computed if not."""
         ...
 
-    def is_assured(self, seq: Holder) -> bool:
+    def is_assured(self, seq: Preempted) -> bool:
         """Whether a running sequence may not be preempted (any more)."""
         ...
 

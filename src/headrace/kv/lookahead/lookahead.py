@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.kv.lookahead.base import Allocation, H, Holder, Room
+from headrace.kv.lookahead.base import Allocation, H, Holder, Preempted, Room
 from headrace.kv.lookahead.risk import break_even
 
 # Found in simulation: goodput is flat around it, and what is preempted falls with it.
@@ -35,7 +35,7 @@ class Lookahead:
         self._max_risk = max_risk
         self._max_preemptions = max_preemptions
 
-    def is_assured(self, seq: Holder) -> bool:
+    def is_assured(self, seq: Preempted) -> bool:
         return seq.num_preemptions >= self._max_preemptions
 
     def admits(self, room: Room, seq: Holder) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.kv.lookahead.base import Allocation, H, Holder, Room
+from headrace.kv.lookahead.base import Allocation, H, Holder, Preempted, Room
 
 
 class OnDemand:
@@ -20,7 +20,7 @@ class OnDemand:
     def __init__(self, growth: int = 0) -> None:
         self._growth = growth
 
-    def is_assured(self, seq: Holder) -> bool:
+    def is_assured(self, seq: Preempted) -> bool:
         return False
 
     def admits(self, room: Room, seq: Holder) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.kv.lookahead.base import Allocation, H, Holder, Room
+from headrace.kv.lookahead.base import Allocation, H, Holder, Preempted, Room
 from headrace.kv.lookahead.on_demand import youngest
 
 
@@ -14,7 +14,7 @@ class ReserveMax:
     name = Allocation.RESERVE_MAX
     uses_forecasts = True
 
-    def is_assured(self, seq: Holder) -> bool:
+    def is_assured(self, seq: Preempted) -> bool:
         return True
 
     def admits(self, room: Room, seq: Holder) -> bool:
