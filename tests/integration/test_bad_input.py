@@ -100,6 +100,18 @@ ONE_ABOVE: list[tuple[str, Any, str]] = [
     ("prompt_logprobs", 21, "prompt_logprobs"),
     ("prompt_logprobs_from", -1, "prompt_logprobs_from"),
     ("prompt_logprobs_from", 1, "prompt_logprobs_from"),
+    ("cache", 5, "cache"),
+    ("cache", {"ttl": 0}, "cache.ttl"),
+    ("cache", {"ttl": -1}, "cache.ttl"),
+    ("cache", {"ttl": 30 * 86400 + 1}, "cache.ttl"),
+    ("cache", {"ttl": "60"}, "cache.ttl"),
+    ("cache", {"ttl": True}, "cache.ttl"),
+    ("cache", {"priority": -1}, "cache.priority"),
+    ("cache", {"priority": 101}, "cache.priority"),
+    ("cache", {"priority": 1.5}, "cache.priority"),
+    ("cache", {"salt": "x" * 257}, "cache.salt"),
+    ("cache", {"salt": 5}, "cache.salt"),
+    ("cache_salt", "x" * 257, "cache_salt"),
     ("stream_options", {"include_usage": True}, "stream_options"),
     ("user", 5, "user"),
     ("service_tier", "flex", "service_tier"),
@@ -199,6 +211,8 @@ def test_chat_fields(server: Server, changes: Any, param: str, code: str) -> Non
         {"n": None, "stop": None, "temperature": None, "logit_bias": None, "seed": None},
         {"temperature": 0, "top_p": 0, "top_k": -1, "min_p": 1, "seed": -1},
         {"logit_bias": {"1": -100, "2": 5}, "stop": ["x"] * 16},
+        {"cache": {"ttl": 0.5, "priority": 100, "salt": "\u00e9\u0000"}},
+        {"cache": {"ttl": None, "priority": None, "salt": None}, "cache_salt": None},
     ],
 )
 def test_harmless_fields(server: Server, changes: dict[str, Any]) -> None:
@@ -229,6 +243,7 @@ def test_prompts_at_the_limit(server: Server, extra: int) -> None:
         ("/v1/cache/abandon", {"prefix": [-1], "tails": []}, "prefix.0"),
         ("/v1/cache/abandon", {"prefix": [], "tails": [[1], [260]]}, "tails.1"),
         ("/v1/cache/abandon", {"prefix": [], "tails": [[]] * 1025}, "tails"),
+        ("/v1/cache/abandon", {"prefix": [], "tails": [], "salt": "x" * 257}, "salt"),
     ],
 )
 def test_token_endpoints(server: Server, path: str, body: Any, param: str) -> None:

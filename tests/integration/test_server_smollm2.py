@@ -73,6 +73,22 @@ def test_chat_equals_offline(server: Server, llm: LLM) -> None:
     assert answer.usage.completion_tokens == len(expected.choices[0].token_ids)
 
 
+def test_a_prompt_that_was_sent_before_is_cached_and_the_answer_the_same(server: Server) -> None:
+    prompt = "The quick brown fox jumps over the lazy dog. " * 6
+
+    def ask(**fields: object) -> tuple[int, Any]:
+        answer = complete(server, prompt, temperature=0, max_tokens=8, logprobs=1, **fields)
+        choice = answer["choices"][0]
+        cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+        return cached, (choice["token_ids"], choice["logprobs"]["token_logprobs"])
+
+    cold, warm = ask(), ask()
+    other, again = ask(cache={"salt": "other", "ttl": 60}), ask(cache_salt="other")
+    assert (cold[0], other[0]) == (0, 0)
+    assert warm[0] == again[0] > 32
+    assert cold[1] == warm[1] == other[1] == again[1]
+
+
 def test_prompt_logprobs_equal_those_of_the_output(server: Server) -> None:
     """Scoring what was generated gives the numbers of its generation."""
     first = complete(server, "The sky is", temperature=0, max_tokens=12, logprobs=0)["choices"][0]

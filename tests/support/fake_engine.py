@@ -85,7 +85,7 @@ class FakeEngine:
     def __init__(self, max_num_seqs: int = 64, max_model_len: int = MAX_MODEL_LEN) -> None:
         self.max_model_len = max_model_len
         self._max_num_seqs = max_num_seqs
-        self.abandoned: list[tuple[Sequence[int], Sequence[Sequence[int]]]] = []
+        self.abandoned: list[tuple[Sequence[int], Sequence[Sequence[int]], str]] = []
         self._requests: dict[str, _Request] = {}
         self._stats = EngineStats(num_blocks=NUM_BLOCKS)
         self._tokenizer = FakeTokenizer()
@@ -112,8 +112,10 @@ class FakeEngine:
     def abort(self, request_id: str) -> None:
         self._requests.pop(request_id, None)
 
-    def abandon(self, prefix: Sequence[int], tails: Sequence[Sequence[int]]) -> None:
-        self.abandoned.append((prefix, tails))
+    def abandon(
+        self, prefix: Sequence[int], tails: Sequence[Sequence[int]], salt: str = ""
+    ) -> None:
+        self.abandoned.append((prefix, tails, salt))
 
     def has_work(self) -> bool:
         return bool(self._requests)

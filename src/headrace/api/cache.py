@@ -24,7 +24,7 @@ async def abandon(exchange: Exchange) -> None:
     _check(request.prefix, ready.vocab_size, "prefix")
     for i, tail in enumerate(request.tails):
         _check(tail, ready.vocab_size, f"tails.{i}")
-    service.abandon(request.prefix, request.tails)
+    service.abandon(request.prefix, request.tails, request.salt or "")
     await exchange.respond(msgspec.json.encode(Status("ok")))
 
 

@@ -37,6 +37,7 @@ def serve(
     max_partial_prefills: so.MaxPartialPrefills = 4,
     itl_target_ms: so.ItlTarget = None,
     kv_allocation: so.KvAllocationOption = so.KvAllocation.LOOKAHEAD,
+    no_prefix_cache: so.NoPrefixCache = False,
     cors_origin: so.CorsOrigin = None,
     log_level: so.LogLevelOption = so.LogLevel.INFO,
     log_format: so.LogFormatOption = so.LogFormat.TEXT,
@@ -68,6 +69,7 @@ def serve(
         scheduling=so.scheduling(
             queue_order, max_queue_wait, max_partial_prefills, itl_target_ms, kv_allocation
         ),
+        prefix_cache=not no_prefix_cache,
         cors_origins=tuple(cors_origin or ()),
         log_level=log_level.value,
         log_format=log_format.value,

@@ -171,6 +171,10 @@ ShutdownTimeout = Annotated[
         number(0),
     ),
 ]
+NoPrefixCache = Annotated[
+    bool,
+    Opt("--no-prefix-cache", "Do not keep what prompts have in common for later requests."),
+]
 StrictFields = Annotated[bool, Opt("--strict-fields", "Refuse request fields that are not known.")]
 NoUi = Annotated[bool, Opt("--no-ui", "Do not serve the chat page.")]
 

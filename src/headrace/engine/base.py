@@ -6,7 +6,8 @@ Contract
 - `add` validates, queues, and raises RequestError / OverloadedError without side effects otherwise.
 - `step` plans, runs and commits one step and returns everything that became known. When
   `has_work()` is False, `step` must not be called.
-- `abandon(prefix, tails)` is a hint: nobody will go on with prefix + tail, for any of the tails.
+- `abandon(prefix, tails, salt)` is a hint: nobody with this salt will go on with prefix + tail, for
+  any of the tails.
   What a cache holds of a tail beyond the prefix is then the first to be evicted, until somebody
   uses it again. It changes no output, and what is not cached is ignored.
 - `abort(request_id)` frees all blocks of the request before the next step; unknown ids are ignored.
@@ -17,14 +18,16 @@ Contract
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
 
 from headrace.engine.order import QueueOrder
 from headrace.engine.sampling import SamplingParams
+from headrace.errors import RequestError
 from headrace.kv.lookahead.base import Allocation
+from headrace.kv.radix import base as radix
 from headrace.kv.radix.base import DEFAULT_RETENTION, Retention
 
 
@@ -110,10 +113,16 @@ class EngineStats:
     num_passes: int = 0  # admissions in place of a sequence that did not fit
     step_time_error: float = 0.0  # recent mean of |predicted - measured| / measured
     itl_target_s: float = 0.0  # what the last step with decodes and prompts was to keep within
+    # Of the prefix cache, in blocks of all layer groups. Evicted: by cause.
+    num_cached_blocks: int = 0
+    num_idle_blocks: int = 0  # those of them that no sequence has
+    num_inserted_blocks: int = 0
+    num_evicted_blocks: dict[str, int] = field(default_factory=dict)
 
 
 # Classes of priority are few; any bound does that a frame's integer holds.
 MAX_PRIORITY = 1000
+MAX_SALT_LEN = 256
 
 
 class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,6 +135,31 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     salt: str = ""
     retention: Retention = DEFAULT_RETENTION
+
+    def validate(self) -> None:
+        """Raise RequestError naming the field that is out of range."""
+        keep = self.retention
+        _check_range("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
+        _check_range("cache.priority", keep.priority, radix.MIN_PRIORITY, radix.MAX_PRIORITY)
+        salt: object = self.salt
+        if not isinstance(salt, str) or len(salt) > MAX_SALT_LEN:
+            raise _bad("cache.salt", f"must be a text of at most {MAX_SALT_LEN} characters")
+        ttl_s: object = keep.ttl_s
+        if ttl_s is None:
+            return
+        # Not a number is in no range.
+        is_number = isinstance(ttl_s, int | float) and not isinstance(ttl_s, bool)
+        if not is_number or not 0 < ttl_s <= radix.MAX_TTL_S:  # type: ignore[operator]  # as checked
+            raise _bad("cache.ttl", f"must be above 0 and at most {radix.MAX_TTL_S:.0f} seconds")
+
+
+def _check_range(name: str, value: object, least: int, most: int) -> None:
+    if type(value) is not int or not least <= value <= most:
+        raise _bad(name, f"must be a whole number from {least} to {most}")
+
+
+def _bad(name: str, what: str) -> RequestError:
+    return RequestError(f"{name} {what}.", param=name, code="invalid_value")
 
 
 DEFAULT_OPTIONS = RequestOptions()
@@ -188,7 +222,9 @@ class EngineAPI(Protocol):
 
     def abort(self, request_id: str) -> None: ...
 
-    def abandon(self, prefix: Sequence[int], tails: Sequence[Sequence[int]]) -> None: ...
+    def abandon(
+        self, prefix: Sequence[int], tails: Sequence[Sequence[int]], salt: str = ""
+    ) -> None: ...
 
     def has_work(self) -> bool: ...
 

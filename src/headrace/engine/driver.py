@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 
-from headrace.engine.base import Event, RequestDone
+from headrace.engine.base import DEFAULT_OPTIONS, Event, RequestDone, RequestOptions
 from headrace.engine.inbox import Inbox, SharedEngine
 from headrace.engine.output import Output, collect, empty_output
 from headrace.engine.sampling import SamplingParams
@@ -38,17 +38,23 @@ class EngineDriver:
         self._calls: dict[str, _Call] = {}  # of the thread alone
 
     def submit(
-        self, request_id: str, prompt_ids: list[int], params: SamplingParams
+        self,
+        request_id: str,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        options: RequestOptions = DEFAULT_OPTIONS,
     ) -> Future[Output]:
         """The output of a request, once it has ended; cancelling the future aborts it."""
         future: Future[Output] = Future()
-        self._do(lambda: self._add(request_id, prompt_ids, params, future))
+        self._do(lambda: self._add(request_id, prompt_ids, params, options, future))
         future.add_done_callback(lambda _: self._abort_cancelled(request_id, future))
         return future
 
-    def abandon(self, prefix: Sequence[int], tails: Sequence[Sequence[int]]) -> None:
+    def abandon(
+        self, prefix: Sequence[int], tails: Sequence[Sequence[int]], salt: str = ""
+    ) -> None:
         """See EngineAPI.abandon."""
-        self._do(lambda: self._shared.abandon(prefix, tails))
+        self._do(lambda: self._shared.abandon(prefix, tails, salt))
 
     def close(self) -> None:
         """Return when the thread has ended; the engine was closed before, so that it does."""
@@ -88,12 +94,13 @@ class EngineDriver:
         request_id: str,
         prompt_ids: list[int],
         params: SamplingParams,
+        options: RequestOptions,
         future: Future[Output],
     ) -> None:
         if future.cancelled():
             return
         try:
-            self._shared.add(self._inbox, request_id, prompt_ids, params)
+            self._shared.add(self._inbox, request_id, prompt_ids, params, options)
         except Exception as error:  # whatever it is, its caller waits for it
             _set_exception(future, error)
         else:

@@ -98,6 +98,7 @@ class Engine:
         if request_id in self._requests:
             raise RequestError(f"Request id {request_id!r} is already in use.", param="request_id")
         params.validate(self.tokenizer.vocab_size)
+        options.validate()
         limits = (self.tokenizer.vocab_size, self.max_model_len, self.config.max_num_seqs)
         check_prompt(prompt_ids, params, *limits)
         self._check_room(len(prompt_ids))
@@ -471,6 +472,7 @@ class Engine:
         stats.num_waiting_tokens = self._waiting.num_tokens
         stats.num_passes = self._waiting.num_passes
         stats.num_free_blocks = self.pool.num_available
+        self._reuse.report(stats)
         return stats
 
     def check(self) -> None:

@@ -6,7 +6,14 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from headrace.engine.base import EngineAPI, Event, RequestDone, RequestFailed
+from headrace.engine.base import (
+    DEFAULT_OPTIONS,
+    EngineAPI,
+    Event,
+    RequestDone,
+    RequestFailed,
+    RequestOptions,
+)
 from headrace.engine.sampling import SamplingParams
 from headrace.errors import HeadraceError
 
@@ -35,11 +42,16 @@ class SharedEngine:
         self._lock = threading.RLock()
 
     def add(
-        self, inbox: Inbox, request_id: str, prompt_ids: Sequence[int], params: SamplingParams
+        self,
+        inbox: Inbox,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        options: RequestOptions = DEFAULT_OPTIONS,
     ) -> None:
         """Add a request whose events go to `inbox`. Raises RequestError."""
         with self._lock:
-            self._open().add(request_id, prompt_ids, params)
+            self._open().add(request_id, prompt_ids, params, options)
             inbox.open_ids.add(request_id)
             self._inboxes[request_id] = inbox
 
@@ -82,11 +94,13 @@ class SharedEngine:
             for request_id in list(inbox.open_ids):
                 self.abort(inbox, request_id)
 
-    def abandon(self, prefix: Sequence[int], tails: Sequence[Sequence[int]]) -> None:
+    def abandon(
+        self, prefix: Sequence[int], tails: Sequence[Sequence[int]], salt: str = ""
+    ) -> None:
         """See EngineAPI.abandon; nothing when the engine is closed."""
         with self._lock:
             if self._engine is not None:
-                self._engine.abandon(prefix, tails)
+                self._engine.abandon(prefix, tails, salt)
 
     def close(self) -> None:
         """No step runs any more when this returns; the engine may be freed."""

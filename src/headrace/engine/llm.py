@@ -11,7 +11,13 @@ from types import TracebackType
 from typing import Any
 
 from headrace.backends.layout import DEFAULT_KV_DTYPE
-from headrace.engine.base import ChoiceDelta, EngineAPI, RequestFailed
+from headrace.engine.base import (
+    DEFAULT_OPTIONS,
+    ChoiceDelta,
+    EngineAPI,
+    RequestFailed,
+    RequestOptions,
+)
 from headrace.engine.driver import EngineDriver
 from headrace.engine.inbox import CLOSED, Inbox, SharedEngine
 from headrace.engine.load import LoadedEngine, LoadOptions, load_engine
@@ -38,7 +44,9 @@ class LLM:
 
     `model`: a catalog name, a path, or a Hub id, as on the command line. Calls may overlap, from
     any thread and between the chunks of a stream: their requests run as one batch. `activations`:
-    "quantized", or "float32" for more exact and slower products.
+    "quantized", or "float32" for more exact and slower products. `prefix_cache`: what was computed
+    is kept for prompts that begin alike. `options` of a call: how its requests are queued, and what
+    is kept of them (engine.base.RequestOptions).
     Raises HeadraceError for a model that cannot be found, read or held.
     """
 
@@ -54,6 +62,7 @@ class LLM:
         packing: str | None = None,
         kv_dtype: str = DEFAULT_KV_DTYPE,
         activations: str = "quantized",
+        prefix_cache: bool = True,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         from headrace.weights.resolve import resolve
@@ -80,6 +89,7 @@ class LLM:
             packing=packing,
             kv_dtype=kv_dtype,
             activations=activations,
+            prefix_cache=prefix_cache,
         )
         self._loaded: LoadedEngine | None = load_engine(path, options)
         self._shared = SharedEngine(self._loaded.engine)
@@ -139,6 +149,8 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        options: RequestOptions = DEFAULT_OPTIONS,
     ) -> list[Output]:
         """Complete each prompt (text or token ids), all in one batch; results in prompt order."""
         prompt_list = _as_prompts(prompts)
@@ -147,7 +159,7 @@ class LLM:
         inbox = Inbox()
         try:
             for prompt, each in zip(prompt_list, params_list, strict=True):
-                request_id, ids = self._add(inbox, prompt, each)
+                request_id, ids = self._add(inbox, prompt, each, options)
                 outputs[request_id] = empty_output(ids, each)
             for event in self._shared.events(inbox):
                 collect(outputs[event.request_id], event)
@@ -155,7 +167,13 @@ class LLM:
             self._shared.drop(inbox)
         return list(outputs.values())
 
-    def submit(self, prompt: Prompt, params: SamplingParams | None = None) -> Future[Output]:
+    def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        options: RequestOptions = DEFAULT_OPTIONS,
+    ) -> Future[Output]:
         """Queue one prompt and return at once; cancelling the future aborts its request.
 
         A thread steps the engine for such requests while there are any. The future's `result`
@@ -163,20 +181,26 @@ class LLM:
         """
         (one_params,) = _as_params(params, 1)
         request_id, ids = self._encode(prompt)
-        return self._driver.submit(request_id, ids, one_params)
+        return self._driver.submit(request_id, ids, one_params, options)
 
-    def abandon(self, prefix: Sequence[int], tails: Sequence[Sequence[int]]) -> None:
+    def abandon(
+        self, prefix: Sequence[int], tails: Sequence[Sequence[int]], salt: str = ""
+    ) -> None:
         """Say that nobody will go on with these token ids: see EngineAPI.abandon."""
-        self._driver.abandon(prefix, tails)
+        self._driver.abandon(prefix, tails, salt)
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        options: RequestOptions = DEFAULT_OPTIONS,
     ) -> Generator[StreamChunk]:
         """Complete one prompt, yielding text as it becomes certain. Closing it aborts it."""
         (one_params,) = _as_params(params, 1)
         inbox = Inbox()
         try:
-            self._add(inbox, prompt, one_params)
+            self._add(inbox, prompt, one_params, options)
             for event in self._shared.events(inbox):
                 if isinstance(event, ChoiceDelta):
                     yield StreamChunk(
@@ -192,16 +216,24 @@ class LLM:
             self._shared.drop(inbox)
 
     def chat(
-        self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        *,
+        options: RequestOptions = DEFAULT_OPTIONS,
     ) -> Output:
         """Answer a conversation through the model's chat template."""
-        return self.generate([self.render(messages)], params)[0]
+        return self.generate([self.render(messages)], params, options=options)[0]
 
     def chat_stream(
-        self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        *,
+        options: RequestOptions = DEFAULT_OPTIONS,
     ) -> Generator[StreamChunk]:
         """Like chat, streamed."""
-        return self.stream(self.render(messages), params)
+        return self.stream(self.render(messages), params, options=options)
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Token ids of a conversation, up to where the model's answer begins."""
@@ -216,9 +248,11 @@ class LLM:
         text = self._template.render(messages)
         return self._open.tokenizer.encode(text, add_special=False)
 
-    def _add(self, inbox: Inbox, prompt: Prompt, params: SamplingParams) -> tuple[str, list[int]]:
+    def _add(
+        self, inbox: Inbox, prompt: Prompt, params: SamplingParams, options: RequestOptions
+    ) -> tuple[str, list[int]]:
         request_id, ids = self._encode(prompt)
-        self._shared.add(inbox, request_id, ids, params)
+        self._shared.add(inbox, request_id, ids, params, options)
         return request_id, ids
 
     def _encode(self, prompt: Prompt) -> tuple[str, list[int]]:

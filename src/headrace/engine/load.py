@@ -46,6 +46,7 @@ class LoadOptions:
     lease_fd: int | None = None
     kv_dtype: str = DEFAULT_KV_DTYPE
     scheduling: Scheduling = THROUGHPUT
+    prefix_cache: bool = True
 
 
 @dataclass(slots=True)
@@ -84,6 +85,7 @@ def load_engine(path: Path, options: LoadOptions | None = None) -> LoadedEngine:
             max_waiting_tokens=options.max_waiting_tokens,
             max_model_len=options.max_model_len,
             scheduling=options.scheduling,
+            prefix_cache=options.prefix_cache,
         )
         engine = Engine(backend, tokenizer, source.config.max_model_len, config)
         return LoadedEngine(

@@ -14,11 +14,13 @@ it runs (or has ended in the step that is being committed).
 
 from __future__ import annotations
 
+import contextlib
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from headrace.backends.layout import BLOCK_LEN, KVLayout
+from headrace.engine.base import EngineStats
 from headrace.engine.request import SequenceState, Status
 from headrace.kv.pool import BlockPool
 from headrace.kv.radix.base import PrefixCache, RootKey
@@ -234,7 +236,16 @@ class Reuse:
         if self.cache is not None:
             key = RootKey(self._numerics_id, salt=salt)
             for tail in tails:
-                self.cache.abandon(key, array("i", [*prefix, *tail]), len(prefix))
+                with contextlib.suppress(OverflowError):  # no token has such an id
+                    self.cache.abandon(key, array("i", [*prefix, *tail]), len(prefix))
+
+    def report(self, stats: EngineStats) -> None:
+        """Write what operators see of the cache."""
+        if self.cache is not None:
+            stats.num_cached_blocks = self.cache.num_blocks
+            stats.num_idle_blocks = self._pool.num_idle
+            stats.num_inserted_blocks = self.cache.counters.num_inserted
+            stats.num_evicted_blocks = self.cache.counters.num_evicted
 
     def _key(self, seq: SequenceState) -> RootKey:
         return RootKey(self._numerics_id, salt=seq.request.options.salt)

@@ -95,6 +95,7 @@ class ServeConfig:
     kv_dtype: str = "fp16"
     activations: str = "quantized"
     scheduling: Scheduling = SERVING
+    prefix_cache: bool = True
     cors_origins: tuple[str, ...] = ()
     log_level: str = "info"
     log_format: str = "text"

@@ -91,6 +91,7 @@ class Gateway:
                 kv_dtype=config.kv_dtype,
                 activations=config.activations,
                 scheduling=config.scheduling,
+                prefix_cache=config.prefix_cache,
                 log_level=config.log_level,
                 log_format=config.log_format,
             )

@@ -252,10 +252,10 @@ class ModelService:
             self.supervisor.send(cancels)
         self._report_open()
 
-    def abandon(self, prefix: list[int], tails: list[list[int]]) -> None:
+    def abandon(self, prefix: list[int], tails: list[list[int]], salt: str = "") -> None:
         """Pass the hint of EngineAPI.abandon on; without a worker there is nobody to take it."""
         if self.supervisor is not None and self.supervisor.state is State.READY:
-            self.supervisor.send([Abandon(prefix=prefix, tails=tails)])
+            self.supervisor.send([Abandon(prefix=prefix, tails=tails, salt=salt)])
 
     def _acquit(self, part: Part) -> None:
         """The part on trial has had output or is gone: the next suspect may run."""

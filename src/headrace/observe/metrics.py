@@ -1,12 +1,12 @@
 """Prometheus metrics of the gateway: vLLM's names, which routers and dashboards know, and ours.
 
-The only label values are configured model names, finish reasons and HTTP status classes: nothing a
-client sends can add a series.
+The only label values are configured model names, finish reasons, causes of evictions and HTTP
+status classes: nothing a client sends can add a series.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -71,6 +71,14 @@ class Progress(Protocol):
     def step_time_error(self) -> float: ...
     @property
     def itl_target_s(self) -> float: ...
+    @property
+    def num_cached_blocks(self) -> int: ...
+    @property
+    def num_idle_blocks(self) -> int: ...
+    @property
+    def num_inserted_blocks(self) -> int: ...
+    @property
+    def num_evicted_blocks(self) -> Mapping[str, int]: ...
 
 
 class Ready(Protocol):
@@ -130,7 +138,9 @@ class Metrics:
         self.open_requests = gauge("headrace:open_requests", "Requests admitted and not ended.")
         self.open_prompt_tokens = gauge("headrace:open_prompt_tokens", "Their prompt tokens.")
         self.kv_blocks = gauge("headrace:kv_blocks", "Blocks of the KV pool.")
-        self.kv_free_blocks = gauge("headrace:kv_free_blocks", "Free blocks of the KV pool.")
+        self.kv_free_blocks = gauge(
+            "headrace:kv_free_blocks", "Blocks of the KV pool that no request needs."
+        )
         self.kv_bytes = gauge("headrace:kv_bytes", "Bytes of the KV pool.")
         self.weights_bytes = gauge("headrace:weights_bytes", "Bytes of the model's weights.")
         self.load_time = gauge("headrace:load_time_seconds", "How long the worker took to load.")
@@ -145,6 +155,7 @@ class Metrics:
             registry=self.registry,
         )
         self._add_scheduling()
+        self._add_prefix_cache()
         self.http = Counter(
             "headrace:http_responses", "Responses by status.", ("status",), registry=self.registry
         )
@@ -168,6 +179,24 @@ class Metrics:
         )
         self.itl_target = self._gauge(
             "headrace:itl_target_seconds", "Bound of the last step with decodes and an objective."
+        )
+
+    def _add_prefix_cache(self) -> None:
+        """What the prefix cache holds and gives up; its hits are counted by request."""
+        self.cached_blocks = self._gauge(
+            "headrace:prefix_cache_blocks", "Blocks in the prefix cache."
+        )
+        self.idle_blocks = self._gauge(
+            "headrace:prefix_cache_idle_blocks", "Blocks that only the prefix cache has."
+        )
+        self.inserted_blocks = self._counter(
+            "headrace:prefix_cache_inserted_blocks", "Blocks that entered the prefix cache."
+        )
+        self.evicted_blocks = Counter(
+            "headrace:prefix_cache_evicted_blocks",
+            "Blocks that left the prefix cache, by cause.",
+            (*_LABELS, "cause"),
+            registry=self.registry,
         )
 
     def _gauge(self, name: str, text: str) -> Gauge:
@@ -221,6 +250,9 @@ class ModelMetrics:
         self._step_error = metrics.step_error.labels(model_name)
         self._itl_target = metrics.itl_target.labels(model_name)
         self._passes = metrics.passes.labels(model_name)
+        self._cached_blocks = metrics.cached_blocks.labels(model_name)
+        self._idle_blocks = metrics.idle_blocks.labels(model_name)
+        self._inserted_blocks = metrics.inserted_blocks.labels(model_name)
         self._open_requests = metrics.open_requests.labels(model_name)
         self._open_tokens = metrics.open_prompt_tokens.labels(model_name)
         self._is_up = metrics.is_up.labels(model_name)
@@ -255,6 +287,8 @@ class ModelMetrics:
         self._running.set(0)
         self._waiting.set(0)
         self._kv_usage.set(0)
+        self._cached_blocks.set(0)
+        self._idle_blocks.set(0)
 
     def on_progress(self, now: Progress) -> None:
         """Gauges as they are, counters by their difference to the last Progress of this worker."""
@@ -269,6 +303,7 @@ class ModelMetrics:
         self._generation_tokens.inc(now.output_tokens - (last.output_tokens if last else 0))
         self._lease_wait.inc(now.lease_wait_s - (last.lease_wait_s if last else 0.0))
         self._preemptions.inc(now.num_preemptions - (last.num_preemptions if last else 0))
+        self._note_cache(now, last)
         if now.num_steps != (last.num_steps if last else 0):
             self._step_time.observe(now.last_step_s)
             self._step_tokens.observe(now.last_step_rows)
@@ -277,6 +312,17 @@ class ModelMetrics:
             self._step_error.set(now.step_time_error)
             self._itl_target.set(now.itl_target_s)
             self._passes.inc(now.num_passes - (last.num_passes if last else 0))
+
+    def _note_cache(self, now: Progress, last: Progress | None) -> None:
+        self._cached_blocks.set(now.num_cached_blocks)
+        self._idle_blocks.set(now.num_idle_blocks)
+        before = last.num_inserted_blocks if last else 0
+        self._inserted_blocks.inc(now.num_inserted_blocks - before)
+        evicted = last.num_evicted_blocks if last else {}
+        for cause, num_blocks in now.num_evicted_blocks.items():
+            more = num_blocks - evicted.get(cause, 0)
+            if more or last is None:
+                self._all.evicted_blocks.labels(self._name, cause).inc(more)
 
     def on_admission(self, num_choices: int, max_tokens: int | None) -> None:
         """A request was let in."""

@@ -31,6 +31,7 @@ def build_engine(config: WorkerConfig) -> WorkerEngine:
             lease_fd=config.lease_fd,
             kv_dtype=config.kv_dtype,
             scheduling=config.scheduling,
+            prefix_cache=config.prefix_cache,
         ),
     )
     return WorkerEngine(loaded.engine, loaded.tokenizer, _ready(config, path, loaded))

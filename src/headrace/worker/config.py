@@ -33,6 +33,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_dtype: str = "fp16"
     activations: str = "quantized"
     scheduling: Scheduling = SERVING
+    prefix_cache: bool = True
     log_level: str = "info"
     log_format: str = "text"
     builder: str = "headrace.worker.build:build_engine"

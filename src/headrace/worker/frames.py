@@ -23,7 +23,7 @@ import msgspec
 from headrace.engine.base import DEFAULT_OPTIONS, RequestOptions
 from headrace.engine.sampling import SamplingParams
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 MAX_FRAME_BYTES = 64 << 20
 
 
@@ -53,6 +53,7 @@ class Abandon(_Frame, frozen=True):
 
     prefix: list[int]
     tails: list[list[int]]
+    salt: str = ""
 
 
 class Drain(_Frame, frozen=True):
@@ -176,6 +177,10 @@ class Progress(_Frame, frozen=True):
     num_passes: int = 0
     step_time_error: float = 0.0
     itl_target_s: float = 0.0
+    num_cached_blocks: int = 0
+    num_idle_blocks: int = 0
+    num_inserted_blocks: int = 0
+    num_evicted_blocks: dict[str, int] = {}
 
 
 ToWorker: TypeAlias = Submit | Cancel | Abandon | Drain

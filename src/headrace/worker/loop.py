@@ -98,7 +98,7 @@ class EngineLoop:
             self._alive.discard(frame.request_id)
             self._engine.abort(frame.request_id)
         elif isinstance(frame, Abandon):
-            self._engine.abandon(frame.prefix, frame.tails)
+            self._engine.abandon(frame.prefix, frame.tails, frame.salt)
         else:
             self._draining = True
 
@@ -222,6 +222,10 @@ class EngineLoop:
             num_passes=stats.num_passes,
             step_time_error=stats.step_time_error,
             itl_target_s=stats.itl_target_s,
+            num_cached_blocks=stats.num_cached_blocks,
+            num_idle_blocks=stats.num_idle_blocks,
+            num_inserted_blocks=stats.num_inserted_blocks,
+            num_evicted_blocks=dict(stats.num_evicted_blocks),
         )
 
 

@@ -20,6 +20,7 @@ from headrace.api.openai.params import (
 from headrace.api.openai.prompts import Room, completion_prompts, encode_chat
 from headrace.api.openai.types import (
     UNSUPPORTED,
+    CacheControl,
     ChatMessage,
     ChatRequest,
     CompletionRequest,
@@ -30,6 +31,7 @@ from headrace.engine.base import RequestOptions
 from headrace.engine.sampling import SamplingParams
 from headrace.errors import RequestError
 from headrace.gateway.text import ModelText
+from headrace.kv.radix.base import Retention
 from tests.support.fake_text import FakeTemplate, FakeTokenizer
 
 TEXT = ModelText(FakeTokenizer(), FakeTemplate(), True)
@@ -80,6 +82,13 @@ def test_every_field_arrives() -> None:
 def test_options_beside_the_samples_arrive() -> None:
     assert request_options(chat(priority=-3)) == RequestOptions(priority=-3)
     assert request_options(completion()) == RequestOptions()
+    kept = RequestOptions(salt="s", retention=Retention(7, 60.0))
+    assert request_options(chat(cache=CacheControl(ttl=60, priority=7, salt="s"))) == kept
+    assert request_options(completion(cache=CacheControl(priority=0))).retention == Retention(0)
+    assert request_options(completion(cache=CacheControl(), cache_salt="s")).salt == "s"
+    assert request_options(completion(cache=CacheControl(salt="s"), cache_salt="s")).salt == "s"
+    with pytest.raises(RequestError, match="send only one of them"):
+        request_options(completion(cache=CacheControl(salt=""), cache_salt="s"))
     with pytest.raises(msgspec.ValidationError, match="priority"):
         msgspec.convert({"model": "m", "prompt": "p", "priority": 1001}, CompletionRequest)
 
@@ -87,7 +96,7 @@ def test_options_beside_the_samples_arrive() -> None:
 def test_every_shared_field_is_read_or_advisory() -> None:
     """A field of the structs that nobody maps would be accepted and lost."""
     read = set(SamplingParams.__struct_fields__) | {"model", "stream", "stream_options"}
-    read |= set(RequestOptions.__struct_fields__)
+    read |= {"priority", "cache", "cache_salt"}
     extensions = {"return_token_ids", "timings"}
     advisory = {
         "user",
@@ -155,9 +164,13 @@ def test_unknown_fields_are_named_and_logged_once(caplog: pytest.LogCaptureFixtu
 
 def test_unknown_fields_inside_others_are_named() -> None:
     said = {"role": "assistant", "audio": None, "annotations": [], "citations": ["a"]}
-    fields = {"messages": [{"role": "user"}, said, said], "stream_options": {"include_usge": True}}
-    known = frozenset({"messages", "stream_options"})
-    found = ["messages.citations", "stream_options.include_usge"]
+    fields = {
+        "messages": [{"role": "user"}, said, said],
+        "stream_options": {"include_usge": True},
+        "cache": {"ttl": 5, "tll": 5},
+    }
+    known = frozenset(fields)
+    found = ["cache.tll", "messages.citations", "stream_options.include_usge"]
     assert ignored_fields(fields, known, strict=False) == found
     with pytest.raises(RequestError) as caught:
         ignored_fields(fields, known, strict=True)

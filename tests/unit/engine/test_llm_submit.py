@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace import LLM, SamplingParams
+from headrace import LLM, RequestOptions, Retention, SamplingParams
 from headrace.backends.base import StepPlan
 from headrace.engine.output import Output
 from headrace.errors import HeadraceError, RequestError
@@ -51,6 +51,55 @@ def test_a_future_gives_what_generate_gives(llm: LLM) -> None:
     futures = [llm.submit(prompt, PARAMS) for prompt in PROMPTS]
     for prompt, future in zip(PROMPTS, futures, strict=True):
         assert seen(future.result()) == seen(llm.generate(prompt, PARAMS)[0])
+    check_idle(llm)
+
+
+def test_options_of_a_call_reach_the_engine(llm: LLM) -> None:
+    """What is computed with one salt is found with it alone, however it is asked for."""
+    prompt, params = list(range(3, 60)), SamplingParams(max_tokens=2, seed=1)
+
+    def cached(salt: str) -> list[int]:
+        options = RequestOptions(salt=salt, retention=Retention(80, 60.0))
+        outputs = [
+            llm.submit(prompt, params, options=options).result(),
+            *llm.generate(prompt, params, options=options),
+        ]
+        assert outputs[0].choices == outputs[1].choices
+        assert list(llm.stream(prompt, params, options=options))[-1].finish_reason == "length"
+        return [output.usage.cached_tokens for output in outputs]
+
+    assert cached("one") == cached("other") == [0, 56]
+    assert cached("one") == [56, 56]
+    check_idle(llm)
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        (RequestOptions(priority=1001), "priority"),
+        (RequestOptions(priority=0.5), "priority"),  # type: ignore[arg-type]  # on purpose
+        (RequestOptions(salt="x" * 257), "cache.salt"),
+        (RequestOptions(salt=None), "cache.salt"),  # type: ignore[arg-type]  # on purpose
+        (RequestOptions(retention=Retention(-1)), "cache.priority"),
+        (RequestOptions(retention=Retention(101)), "cache.priority"),
+        (RequestOptions(retention=Retention(ttl_s=0)), "cache.ttl"),
+        (RequestOptions(retention=Retention(ttl_s=-1.0)), "cache.ttl"),
+        (RequestOptions(retention=Retention(ttl_s=float("nan"))), "cache.ttl"),
+        (RequestOptions(retention=Retention(ttl_s=float("inf"))), "cache.ttl"),
+        (RequestOptions(retention=Retention(ttl_s=1e9)), "cache.ttl"),
+        (RequestOptions(retention=Retention(ttl_s=True)), "cache.ttl"),
+    ],
+)
+def test_options_out_of_range_are_refused(llm: LLM, options: RequestOptions, param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        llm.generate("abc", PARAMS, options=options)
+    assert caught.value.param == param
+    check_idle(llm)
+
+
+def test_a_hint_about_ids_that_do_not_exist_comes_to_nothing(llm: LLM) -> None:
+    llm.abandon([1 << 40], [[-1], [2]])
+    assert llm.submit("abc", PARAMS).result().text
     check_idle(llm)
 
 
@@ -159,11 +208,11 @@ def test_what_is_abandoned_is_told_after_what_was_cancelled(
         abort(request_id)
 
     monkeypatch.setattr(llm.engine, "abort", noted_abort)
-    monkeypatch.setattr(llm.engine, "abandon", lambda prefix, tails: told.append((prefix, tails)))
+    monkeypatch.setattr(llm.engine, "abandon", lambda *hint: told.append(hint))
     future = llm.submit("x", LONG)
     eventually(lambda: llm.engine.stats.num_running == 1)
     future.cancel()
-    llm.abandon([1], [[2], [3]])
+    llm.abandon([1], [[2], [3]], "s")
     eventually(lambda: len(told) == 2)
-    assert told == ["abort", ([1], [[2], [3]])]
+    assert told == ["abort", ([1], [[2], [3]], "s")]
     check_idle(llm)

@@ -108,8 +108,8 @@ async def failure_of(stream: RequestStream) -> Failed:
 
 
 async def test_hints_go_to_a_worker_that_is_there(rig: Rig) -> None:
-    hint = Abandon(prefix=[1], tails=[[2], [3]])
-    rig.service.abandon(hint.prefix, hint.tails)
+    hint = Abandon(prefix=[1], tails=[[2], [3]], salt="s")
+    rig.service.abandon(hint.prefix, hint.tails, "s")
     assert rig.supervisor.sent == [hint]
     rig.die()
     rig.service.abandon(hint.prefix, hint.tails)

@@ -53,6 +53,31 @@ def test_counters_go_on_over_a_restart(metrics: Metrics, model: ModelMetrics) ->
     assert value(metrics, "headrace:worker_starts_total") == 2
 
 
+def test_the_prefix_cache_is_seen(metrics: Metrics, model: ModelMetrics) -> None:
+    first = {"capacity": 2, "expired": 0}
+    model.on_progress(
+        progress(
+            num_cached_blocks=9, num_idle_blocks=4, num_inserted_blocks=11, num_evicted_blocks=first
+        )
+    )
+    model.on_progress(
+        progress(num_inserted_blocks=12, num_evicted_blocks={"capacity": 5, "expired": 1})
+    )
+    evicted = "headrace:prefix_cache_evicted_blocks_total"
+    assert value(metrics, evicted, cause="capacity") == 5
+    assert value(metrics, evicted, cause="expired") == 1
+    model.on_ready(READY)
+    model.on_progress(
+        progress(num_cached_blocks=3, num_inserted_blocks=3, num_evicted_blocks=first)
+    )
+    assert value(metrics, "headrace:prefix_cache_blocks") == 3
+    assert value(metrics, "headrace:prefix_cache_idle_blocks") == 0
+    assert value(metrics, "headrace:prefix_cache_inserted_blocks_total") == 15
+    assert value(metrics, evicted, cause="capacity") == 7
+    model.on_down()
+    assert value(metrics, "headrace:prefix_cache_blocks") == 0
+
+
 def test_heartbeats_are_no_steps(metrics: Metrics, model: ModelMetrics) -> None:
     for num_steps in (0, 1, 1, 1, 2):
         model.on_progress(progress(num_steps))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from headrace.engine.base import RequestOptions
 from headrace.engine.sampling import SamplingParams
+from headrace.kv.radix.base import Retention
 from headrace.worker import frames
 from headrace.worker.frames import (
     Abandon,
@@ -48,7 +49,12 @@ SCALARS: dict[object, st.SearchStrategy[Any]] = {
     bytes: st.binary(max_size=5),
     type(None): st.none(),
     SamplingParams: PARAMS,
-    RequestOptions: st.builds(RequestOptions, priority=st.integers(-9, 9)),
+    RequestOptions: st.builds(
+        RequestOptions,
+        priority=st.integers(-9, 9),
+        salt=st.text(max_size=5),
+        retention=st.builds(Retention, st.integers(0, 100), st.none() | st.floats(0, 9)),
+    ),
 }
 
 
@@ -59,6 +65,8 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
     arguments = get_args(hint)
     if get_origin(hint) is list:
         return st.lists(values_of(arguments[0]), max_size=3)
+    if get_origin(hint) is dict:
+        return st.dictionaries(*map(values_of, arguments), max_size=3)
     if get_origin(hint) is tuple:
         return st.tuples(*map(values_of, arguments))
     if arguments:

@@ -119,8 +119,8 @@ def test_a_cancelled_request_says_nothing_more() -> None:
 
 
 def test_what_is_abandoned_reaches_the_engine() -> None:
-    channel, engine = run([[submit("r"), Abandon(prefix=[1, 2], tails=[[3], [4, 5]])]])
-    assert engine.abandoned == [([1, 2], [[3], [4, 5]])]
+    channel, engine = run([[submit("r"), Abandon(prefix=[1, 2], tails=[[3], [4, 5]], salt="s")]])
+    assert engine.abandoned == [([1, 2], [[3], [4, 5]], "s")]
     assert isinstance(channel.of("r")[-1], Finished)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from headrace.api.errors import clip
 from headrace.api.openai.types import (
     UNSUPPORTED,
+    CacheControl,
     ChatMessage,
     ChatRequest,
     CompletionRequest,
@@ -19,6 +20,7 @@ from headrace.api.openai.types import (
 from headrace.engine.base import RequestOptions
 from headrace.engine.sampling import SamplingParams
 from headrace.errors import RequestError
+from headrace.kv.radix.base import DEFAULT_PRIORITY, Retention
 
 logger = logging.getLogger("headrace.api")
 
@@ -57,9 +59,14 @@ def ignored_fields(
 
 
 def _unknown_within(fields: Mapping[str, object]) -> set[str]:
-    """Fields that say something inside `stream_options` and `messages`, as `messages.name`."""
+    """Fields that say something inside `messages` and the like, as `messages.name`."""
     found: set[str] = set()
-    for outer, struct in (("stream_options", StreamOptions), ("messages", ChatMessage)):
+    structs = (
+        ("cache", CacheControl),
+        ("stream_options", StreamOptions),
+        ("messages", ChatMessage),
+    )
+    for outer, struct in structs:
         value, known = fields.get(outer), frozenset(struct.__struct_fields__)
         for item in value if isinstance(value, list) else [value]:
             if isinstance(item, dict):
@@ -111,7 +118,18 @@ def completion_params(request: CompletionRequest) -> SamplingParams:
 
 def request_options(request: GenerationRequest) -> RequestOptions:
     """What a request asks of the engine beside its samples."""
-    return RequestOptions(priority=request.priority or 0)
+    cache = request.cache or CacheControl()
+    salt = request.cache_salt if cache.salt is None else cache.salt
+    if request.cache_salt not in (None, salt):
+        raise RequestError(
+            "cache_salt and cache.salt differ; send only one of them.",
+            param="cache_salt",
+            code="invalid_value",
+        )
+    priority = DEFAULT_PRIORITY if cache.priority is None else cache.priority
+    return RequestOptions(
+        priority=request.priority or 0, salt=salt or "", retention=Retention(priority, cache.ttl)
+    )
 
 
 def chat_params(request: ChatRequest) -> SamplingParams:

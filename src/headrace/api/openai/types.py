@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from headrace.engine.base import MAX_PRIORITY
+from headrace.engine.base import MAX_PRIORITY, MAX_SALT_LEN
 from headrace.engine.sampling import (
     MAX_CHOICES,
     MAX_LOGIT_BIAS,
@@ -15,6 +15,9 @@ from headrace.engine.sampling import (
     MAX_STOP_STRINGS,
     MAX_TOP_LOGPROBS,
 )
+from headrace.kv.radix.base import MAX_PRIORITY as MAX_CACHE_PRIORITY
+from headrace.kv.radix.base import MAX_TTL_S
+from headrace.kv.radix.base import MIN_PRIORITY as MIN_CACHE_PRIORITY
 
 MAX_PROMPTS = 64
 MAX_MESSAGES = 10_000
@@ -27,6 +30,7 @@ NumLogprobs: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 StopString: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_LEN)]
 Bias: TypeAlias = Annotated[float, Meta(ge=-100, le=100)]
 ModelName: TypeAlias = Annotated[str, Meta(max_length=1024)]
+Salt: TypeAlias = Annotated[str, Meta(max_length=MAX_SALT_LEN)]
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -35,6 +39,19 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
+
+
+class CacheControl(msgspec.Struct, kw_only=True):
+    """How what is computed for a request is kept and shared.
+
+    `ttl`: seconds after its last use at which it is forgotten (null: only when memory is needed).
+    `priority`: what has a lower one is given up first; 50 unless it is said. `salt`: only requests
+    with the same one find each other's.
+    """
+
+    ttl: Annotated[float, Meta(gt=0, le=MAX_TTL_S)] | None = None
+    priority: Annotated[int, Meta(ge=MIN_CACHE_PRIORITY, le=MAX_CACHE_PRIORITY)] | None = None
+    salt: Salt | None = None
 
 
 class GenerationRequest(msgspec.Struct, kw_only=True):
@@ -63,6 +80,9 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     prompt_logprobs_from: TokenCount | None = None
     # Extension: the class of the request in the queue; lower goes first.
     priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
+    # Extension: see CacheControl. `cache_salt` is the salt's name elsewhere.
+    cache: CacheControl | None = None
+    cache_salt: Salt | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     # Extensions: token ids beside the text, and the seconds each phase took.
@@ -138,6 +158,7 @@ class AbandonRequest(msgspec.Struct, kw_only=True):
     model: ModelName | None = None
     prefix: list[TokenId]
     tails: Annotated[list[list[TokenId]], Meta(max_length=MAX_TAILS)]
+    salt: Salt | None = None
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -166,7 +187,6 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "allowed_token_ids": (None, []),
     "audio": (None,),
     "bad_words": (None, []),
-    "cache_salt": (None,),
     "chat_template": (None,),
     "chat_template_kwargs": (None, {}),
     "continue_final_message": (None, False),

@@ -31,6 +31,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 MIN_PRIORITY, DEFAULT_PRIORITY, MAX_PRIORITY = 0, 50, 100
+MAX_TTL_S = 30 * 86400.0
 NO_BLOCK = -1
 # Why a block left the cache: somebody needed its memory; only a hit inside a run needed it; its
 # time was over; a longer block holds the same; the cache was cleared.
