@@ -15,10 +15,10 @@ Contract
   puts the cache's block in the place of an equal one that the sequence computed again (equal bits,
   by the numeric contract). So every idle block can be evicted, whatever is held.
 - Eviction takes single blocks from the ends of paths, in order of (priority, key, last use). The
-  key is GreedyDual's: clock + hits x cost of computing the block again / number of blocks that
-  dropping it frees; the clock is the key of the last eviction. The cost is in rows, of which a row
-  in a long context counts for more. Window blocks that only a hit inside a run would need go before
-  any of that.
+  key is GreedyDual's: clock + worth of its hits x cost of computing the block again / number of
+  blocks that dropping it frees; the clock is the key of the last eviction. The cost is in rows, of
+  which a row in a long context counts for more. Window blocks that only a hit inside a run would
+  need go before any of that.
 - Time is what `advance` was told last; nothing here reads a clock.
 """
 

@@ -8,6 +8,7 @@ eviction for full attention only; `best_hit` is one of matching for every layout
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +32,7 @@ from headrace.kv.radix.base import (
     join_deadlines,
     priority_at,
 )
-from headrace.kv.radix.order import MAX_HITS
+from headrace.kv.radix.order import CONTEXT_SCALE, MAX_HITS
 from headrace.kv.radix.tree import MIN_TAIL_LEN
 from headrace.kv.tables import blocks_for, first_visible_block
 
@@ -116,7 +117,6 @@ class NaiveCache:
         layout: KVLayout,
         pool: BlockPool,
         *,
-        context_scale: float = 4096.0,
         min_tail_len: int = MIN_TAIL_LEN,
     ) -> None:
         self.counters = CacheCounters()
@@ -124,7 +124,6 @@ class NaiveCache:
         self.entries: list[Entry] = []
         self._layout = layout
         self._pool = pool
-        self._context_scale = context_scale
         self._min_tail_len = min_tail_len
         self._holds: list[NaiveHold] = []
         self._uses: list[_Use] = []
@@ -320,7 +319,8 @@ class NaiveCache:
         held = priority_at(self._deadlines(entry), self._now)
         assert held is not None
         hits = min(MAX_HITS, sum(u.hits for u in uses))
-        key = hits * (1.0 + BLOCK_LEN / self._context_scale * blocks_for(len(entry.tokens)))
+        key = 1.0 + BLOCK_LEN / CONTEXT_SCALE * blocks_for(len(entry.tokens))
+        key *= 1.0 + math.log2(hits) if hits else 0.0
         if len(entry.blocks) > 1:
             key /= max(1, sum(b >= 0 for b in entry.blocks))
         return held[0], max(u.base for u in uses) + key, max(u.tick for u in uses)

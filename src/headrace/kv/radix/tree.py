@@ -53,8 +53,7 @@ MIN_TAIL_LEN = 4
 class RadixCache:
     """Implements base.PrefixCache, and becomes the pool's `reclaim`.
 
-    `context_scale`: the context length at which a row costs twice what it costs at the beginning
-    (attention costs as much as all products there). `record_events`: keep events for `take_events`.
+    `order`: who is evicted first. `record_events`: keep events for `take_events`.
     """
 
     def __init__(
@@ -62,7 +61,7 @@ class RadixCache:
         layout: KVLayout,
         pool: BlockPool,
         *,
-        context_scale: float = 4096.0,
+        order: EvictionOrder | None = None,
         min_tail_len: int = MIN_TAIL_LEN,
         record_events: bool = False,
     ) -> None:
@@ -76,7 +75,7 @@ class RadixCache:
         self._full_group = next((g for g, s in enumerate(layout.groups) if not s.window), None)
         self._min_tail_len = min_tail_len
         self._roots: dict[RootKey, Node] = {}
-        self._order = EvictionOrder(context_scale)
+        self._order = order or EvictionOrder()
         self._windows = WindowBlocks(layout, pool)
         self._tick = 0
         self._log = EventLog() if record_events else None
