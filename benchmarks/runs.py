@@ -125,6 +125,15 @@ _RUNS = (
         only=None,
         module="benchmarks.prefix_tree",
     ),
+    Run(
+        "16",
+        "hit-rate",
+        "token hit rates beside LRU, LFU and Belady's bound",
+        "figures",
+        model="",
+        only=None,
+        module="benchmarks.hit_rate",
+    ),
 )
 RUNS: dict[str, Run] = {run.number: run for run in _RUNS}
 

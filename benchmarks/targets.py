@@ -99,6 +99,10 @@ FIGURE_TARGETS: dict[str, dict[str, tuple[float, bool]]] = {
         for shape in ("long", "short")
         for what, bound in (("match of 8,000 tokens", 200), ("eviction of 1,000 blocks", 2))
     },
+    "16": {
+        f"conversation {share} %, over the better of lru and lfu": (1.0, False)
+        for share in (10, 30)
+    },
 }
 MAX_KL_RATIO = 0.90
 MIN_TOP1_POINTS = -0.2
