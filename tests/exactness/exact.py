@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from headrace import _native
 from headrace.backends.base import StepPlan, StepResult
@@ -18,11 +20,13 @@ from headrace.engine.engine import Engine
 from headrace.engine.load import freq_factors
 from headrace.engine.order import QueueOrder
 from headrace.engine.sampling import SamplingParams
+from headrace.kv.lookahead.base import Allocation
 from headrace.kv.tables import blocks_to_hold
 from headrace.models.registry import build_program
 from headrace.text.base import Tokenizer
 from headrace.text.tokenizer import load_tokenizer
 from headrace.weights.open import open_source
+from tests.support.cover import Row, full_product
 from tests.support.engine_runs import Recorder, RequestRecord
 
 MAX_STEP_ROWS = 512
@@ -41,6 +45,17 @@ FACTORS: Mapping[str, tuple[object, ...]] = {
     "threads": (1, 2, 3),
     "kernels": (*_native.isas(), FLOAT_ACTIVATIONS),
     "kv": tuple(KV_DTYPES),
+    "cache": ("off", "cold", "warm", "partly evicted", "in-queue shared"),
+    "allocation": tuple(Allocation),
+}
+# What the machine computes and what the engine does with it meet in the pairwise cover; of each
+# alone there is the whole product, with the other as here.
+_PLAIN_ENGINE: dict[str, object] = {"cache": "off", "allocation": Allocation.ON_DEMAND}
+_PLAIN_MACHINE: dict[str, object] = {
+    "sampling": "sampled",
+    "threads": 2,
+    "kernels": FASTEST,
+    "kv": "fp16",
 }
 
 _SAMPLING: Mapping[str, dict[str, object]] = {
@@ -63,6 +78,13 @@ _SCHEDULING: Mapping[str, Scheduling] = {
     "paced": Scheduling(order=QueueOrder.RESPONSE_RATIO, itl_target_s=1e-9),
     "shortest": Scheduling(order=QueueOrder.SHORTEST, itl_target_s=None, max_partial=1),
 }
+
+
+def whole_product(factors: Mapping[str, Sequence[object]]) -> list[Row]:
+    """Every combination of what the machine does, and every one of what the engine does."""
+    plain: list[dict[str, object]] = [_PLAIN_ENGINE, _PLAIN_MACHINE]
+    rows = [full_product({**factors, **{k: (v,) for k, v in fixed.items()}}) for fixed in plain]
+    return rows[0] + [row for row in rows[1] if row["cache"] != "off"]
 
 
 @dataclass
@@ -158,7 +180,7 @@ class ExactModel:
         key = (sampling, index, kv, floats)
         if key not in self._references:
             backend = self.backend(FLOAT_ACTIVATIONS if floats else FASTEST, 2, kv)
-            engine = self.engine(backend, chunk=MAX_STEP_ROWS)
+            engine = self.engine(backend, chunk=MAX_STEP_ROWS, prefix_cache=False)
             self._references[key] = run_together(engine, self, sampling, [index])[index]
         return self._references[key]
 
@@ -169,12 +191,15 @@ class ExactModel:
         chunk: int,
         num_blocks: int | None = None,
         scheduling: str = "arrival",
+        allocation: Allocation = Allocation.LOOKAHEAD,
+        prefix_cache: bool = True,
     ) -> Engine:
         used = backend if num_blocks is None else SmallerPool(backend, num_blocks)
         config = EngineConfig(
             max_num_seqs=min(16, chunk),
             max_step_tokens=chunk,
-            scheduling=_SCHEDULING[scheduling],
+            scheduling=msgspec.structs.replace(_SCHEDULING[scheduling], allocation=allocation),
+            prefix_cache=prefix_cache,
         )
         return Engine(used, self.tokenizer, self.context_len, config)
 
@@ -189,10 +214,14 @@ class ExactModel:
 
 
 def run_together(
-    engine: Engine, model: ExactModel, sampling: str, indexes: list[int]
+    engine: Engine,
+    model: ExactModel,
+    sampling: str,
+    indexes: list[int],
+    recorder: Recorder | None = None,
 ) -> dict[int, RequestRecord]:
     """All requests at once; the pool must be whole afterwards."""
-    recorder = Recorder()
+    recorder = recorder or Recorder()
     for index in indexes:
         engine.add(str(index), model.prompt(index), model.params(sampling, index))
     while engine.has_work():
@@ -201,8 +230,27 @@ def run_together(
     return {index: recorder.requests[str(index)] for index in indexes}
 
 
+def prepare_cache(engine: Engine, model: ExactModel, level: str, indexes: list[int]) -> None:
+    """What the cache knows, or is about to, when the requests of a row come."""
+    if level == "in-queue shared":
+        for index in indexes:
+            sibling = [*model.prompt(index)[:-4], 300, 301, 302]
+            engine.add(f"sibling {index}", sibling, SamplingParams(max_tokens=2, seed=index))
+    elif level in {"warm", "partly evicted"}:
+        for index in indexes:
+            engine.add(f"before {index}", model.prompt(index), SamplingParams(max_tokens=2, seed=9))
+        while engine.has_work():
+            engine.step()
+        cache = engine._reuse.cache
+        assert cache is not None
+        if level == "partly evicted":
+            assert cache.evict(cache.num_blocks // 2) > 0
+
+
 def run_row(model: ExactModel, row: Mapping[str, object]) -> tuple[dict[int, RequestRecord], int]:
     """The requests of one combination of mechanisms, and how often the engine preempted."""
+    cache, allocation = str(row["cache"]), row["allocation"]
+    assert isinstance(allocation, Allocation)
     threads, chunk, sampling = row["threads"], row["chunk"], row["sampling"]
     assert isinstance(threads, int)
     assert isinstance(chunk, int)
@@ -211,9 +259,21 @@ def run_row(model: ExactModel, row: Mapping[str, object]) -> tuple[dict[int, Req
     indexes = [0] if row["batch"] == "alone" else [0, 1, 3]
     num_blocks = model.tiny_pool(backend, indexes, chunk) if row["pool"] == "tiny" else None
     engine = model.engine(
-        backend, chunk=chunk, num_blocks=num_blocks, scheduling=str(row["scheduling"])
+        backend,
+        chunk=chunk,
+        num_blocks=num_blocks,
+        scheduling=str(row["scheduling"]),
+        allocation=allocation,
+        prefix_cache=cache != "off",
     )
-    results = run_together(engine, model, sampling, indexes)
+    prepare_cache(engine, model, cache, indexes)
+    recorder = Recorder()
+    results = run_together(engine, model, sampling, indexes, recorder)
+    found = [recorder.num_cached[str(index)] for index in indexes]
+    if cache in {"off", "cold"}:
+        assert not any(found)
+    elif row["pool"] == "large":
+        assert all(found) if cache != "partly evicted" else any(found)
     return results, engine.stats.num_preemptions
 
 
@@ -222,7 +282,8 @@ def check_row(model: ExactModel, row: Mapping[str, object]) -> None:
     results, num_preemptions = run_row(model, row)
     # With smaller chunks the first requests end before the last begin.
     grows = row["chunk"] in {512, 64} and row["scheduling"] != "paced"
-    if row["pool"] == "tiny" and row["batch"] == "crowd" and grows:
+    is_bound_to = row["allocation"] is Allocation.ON_DEMAND and row["cache"] in {"off", "cold"}
+    if row["pool"] == "tiny" and row["batch"] == "crowd" and grows and is_bound_to:
         assert num_preemptions > 0, "the tiny pool must preempt, or this row proves nothing"
     for index, record in results.items():
         sampling, kv = str(row["sampling"]), str(row["kv"])

@@ -19,12 +19,13 @@ from tests.exactness.exact import (
     ExactModel,
     check_row,
     run_together,
+    whole_product,
 )
-from tests.support.cover import Row, full_product, pairwise_cover, row_name
+from tests.support.cover import Row, pairwise_cover, row_name
 from tests.support.engine_runs import Recorder
 
 COVER = pairwise_cover(FACTORS, seed=4)
-PRODUCT = [row for row in full_product(FACTORS) if row not in COVER]
+PRODUCT = [row for row in whole_product(FACTORS) if row not in COVER]
 
 
 @pytest.fixture(scope="module")

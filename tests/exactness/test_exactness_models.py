@@ -14,12 +14,13 @@ from tests.exactness.exact import (
     ExactModel,
     check_row,
     check_scalar,
+    whole_product,
 )
-from tests.support.cover import Row, full_product, pairwise_cover, row_name
+from tests.support.cover import Row, pairwise_cover, row_name
 
 FAST = {**FACTORS, "kernels": (FASTEST, FLOAT_ACTIVATIONS)}
 COVER = pairwise_cover(FAST, seed=7)
-PRODUCT = [row for row in full_product(FACTORS) if row not in COVER]
+PRODUCT = [row for row in whole_product(FACTORS) if row not in COVER]
 
 
 @pytest.fixture(scope="module")

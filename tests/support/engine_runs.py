@@ -52,6 +52,7 @@ class Recorder:
     def __init__(self) -> None:
         self.requests: dict[str, RequestRecord] = {}
         self.num_preemptions = 0
+        self.num_cached: dict[str, int] = {}
 
     def take(self, events: Iterable[Event]) -> None:
         for event in events:
@@ -85,6 +86,7 @@ class Recorder:
         record.seeds = event.seeds
         record.num_output = event.num_output
         self.num_preemptions += event.num_preemptions
+        self.num_cached[event.request_id] = event.num_cached
         assert all(c.finish_reason for c in record.choices.values())
         assert event.num_output == sum(len(c.token_ids) for c in record.choices.values())
 
