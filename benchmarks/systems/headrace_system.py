@@ -1,7 +1,7 @@
 """headrace under test: prefill and decode through the real engine, greedy sampling included.
 
 `verify` runs backend plans instead: rows of one sequence at consecutive positions in one step, all
-sampled, as a speculative step checks a draft.
+sampled, as a speculative step checks a draft. No prefix cache.
 """
 
 from __future__ import annotations
@@ -79,8 +79,12 @@ class Headrace:
 
 
 def _options(args: argparse.Namespace) -> LoadOptions:
+    # As with the others: every prompt is computed, and `verify` may write to any block.
     return LoadOptions(
-        threads=args.threads, max_step_tokens=args.step_tokens, kv_dtype=args.kv_dtype
+        threads=args.threads,
+        max_step_tokens=args.step_tokens,
+        kv_dtype=args.kv_dtype,
+        prefix_cache=False,
     )
 
 

@@ -60,6 +60,10 @@ class Recorder:
             assert not record.ended, "an event came after the end"
             if isinstance(event, ChoiceDelta):
                 self._take_delta(record, event)
+                # What is computed again after a preemption was not found.
+                before = self.num_cached.get(event.request_id, event.num_cached)
+                assert event.num_cached <= before
+                self.num_cached[event.request_id] = event.num_cached
             elif isinstance(event, PromptDelta):
                 if not record.prompt_logprobs:
                     record.prompt_start = event.start

@@ -80,6 +80,7 @@ def delta(
     num_output: int = 1,
     finish_reason: str | None = None,
     logprobs: list[frames.TokenLogprob] | None = None,
+    num_cached: int = 0,
 ) -> Delta:
     """A delta of one token a character."""
     return Delta(
@@ -90,6 +91,7 @@ def delta(
         logprobs=logprobs,
         finish_reason=finish_reason,
         num_output=num_output,
+        num_cached=num_cached,
     )
 
 

@@ -42,7 +42,8 @@ class TokenLogprob:
 
 @dataclass(slots=True)
 class ChoiceDelta:
-    """News of one choice; `finish_reason` ("stop" | "length") makes it the last."""
+    """News of one choice; `finish_reason` ("stop" | "length") makes it the last. `num_cached`: of
+    the request's prompt, as RequestDone has it so far."""
 
     request_id: str
     choice: int
@@ -52,6 +53,7 @@ class ChoiceDelta:
     finish_reason: str | None
     stop_reason: str | int | None
     num_output: int
+    num_cached: int = 0
 
 
 @dataclass(slots=True)

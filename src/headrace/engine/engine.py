@@ -379,6 +379,7 @@ class Engine:
                 pending.finish_reason,
                 pending.stop_reason,
                 seq.num_output,
+                request.num_cached or 0,
             )
         )
         if pending.finish_reason is not None:
@@ -435,7 +436,17 @@ class Engine:
             self._make_sequence(request, choice)
         for each in request.sequences:
             self._events.append(
-                ChoiceDelta(request.request_id, each.choice, "", [], None, "length", None, 0)
+                ChoiceDelta(
+                    request.request_id,
+                    each.choice,
+                    "",
+                    [],
+                    None,
+                    "length",
+                    None,
+                    0,
+                    request.num_cached or 0,
+                )
             )
         for each in list(request.sequences):
             self._finish(each)

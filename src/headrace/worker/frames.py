@@ -117,6 +117,8 @@ class Delta(_Frame, frozen=True):
     stop_reason: str | int | None = None
     # Output tokens of this choice so far, this delta's included.
     num_output: int = 0
+    # Of the request's prompt, as `Finished` will have it unless it is preempted.
+    num_cached: int = 0
 
 
 class PromptLogprobs(_Frame, frozen=True):

@@ -196,6 +196,7 @@ class EngineLoop:
             finish_reason=event.finish_reason,
             stop_reason=event.stop_reason,
             num_output=event.num_output,
+            num_cached=event.num_cached,
         )
 
     def _logprob(self, entry: EngineLogprob) -> TokenLogprob:

@@ -119,6 +119,18 @@ def test_usage_only_when_asked() -> None:
     assert all(chunk["usage"]["prompt_tokens"] == 2 for chunk in chunks[:-1])
 
 
+def test_usage_says_what_was_cached_from_the_first_token_on() -> None:
+    events: list[tuple[int, StreamEvent]] = [
+        (0, delta("r", "a", num_output=1, num_cached=1)),
+        (1, delta("s", "a", num_output=1, num_cached=1)),
+    ]
+    encoder = ChatChunks(shape(continuous_usage=True, prompts=[[1, 2], [3, 4]]))
+    chunks = [chunk for part, event in events for chunk in parse(encoder.encode(part, event))]
+    details = [chunk["usage"]["prompt_tokens_details"]["cached_tokens"] for chunk in chunks]
+    assert details == sorted(details)
+    assert (details[0], details[-1]) == (1, 2)
+
+
 def test_timings_come_last() -> None:
     events: list[tuple[int, StreamEvent]] = [(0, delta("r", "a")), (0, finished("r"))]
     last = run(ChatChunks(shape(with_timings=True)), events)[-2]

@@ -85,6 +85,22 @@ def test_a_prompt_that_was_computed_is_not_computed_again(
     assert (cold.num_rows, warm.num_rows) == (length + 3, length + 3 - found)
 
 
+@pytest.mark.parametrize("windows", WINDOWS)
+@pytest.mark.parametrize("shared", [1, 3, 4, 15, 16, 17, 20, 31, 32, 33, 47, 48, 49])
+@pytest.mark.parametrize("own", [1, 16, 17])
+def test_prompts_that_part_anywhere_find_what_they_have_in_common(
+    shared: int, own: int, windows: tuple[int, ...]
+) -> None:
+    engine = fake_engine(64, windows, max_step_tokens=64)
+    first, second = [_prompt(shared) + [other] * own for other in (62, 63)]
+    _run(engine, first)
+    ran = _run(engine, second)
+    assert ran.record == run_alone(second, PARAMS, windows)
+    found = min(shared, len(second) - 1)
+    found -= found % 16 if found % 16 < MIN_TAIL_LEN else 0
+    assert (ran.done.num_cached, ran.num_rows) == (found, len(second) - found + 3)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 60), min_size=2, max_size=6),

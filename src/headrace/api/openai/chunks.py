@@ -87,11 +87,13 @@ class _Tail:
         self._head = head
         self._num_prompt = sum(map(len, shape.prompts))
         self._num_output: dict[tuple[int, int], int] = {}
+        self._num_cached: dict[int, int] = {}
         self._done: list[Finished] = []
         self._plain = b',"usage":null}\n\n' if shape.include_usage else b"}\n\n"
 
     def note(self, part: int, event: Delta) -> None:
         self._num_output[part, event.choice] = event.num_output
+        self._num_cached[part] = event.num_cached
 
     def finished(self, event: Finished) -> None:
         self._done.append(event)
@@ -101,7 +103,8 @@ class _Tail:
         if not self._shape.continuous_usage:
             return self._plain
         output = sum(self._num_output.values())
-        usage = Usage(self._num_prompt, output, self._num_prompt + output, PromptTokensDetails(0))
+        cached = PromptTokensDetails(sum(self._num_cached.values()))
+        usage = Usage(self._num_prompt, output, self._num_prompt + output, cached)
         return b',"usage":' + _encode(usage) + b"}\n\n"
 
     def end(self) -> bytes:
