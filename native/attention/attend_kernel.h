@@ -127,27 +127,37 @@ struct Work {
     const uint8_t* scales = block_head(block) + 2 * kv_part_bytes(params.kv_type, params.head_dim);
     return reinterpret_cast<const float*>(scales) + (values ? kBlockLen : 0);
   }
+  // A part of the table's blocks: the K or the V of one.
+  struct Place {
+    int32_t block;
+    bool values;
+  };
   // What is read some blocks after the K or V of `block`: a split's K blocks, its V blocks,
-  // then the next split. At the end, `block` itself.
-  const uint8_t* upcoming(int32_t split, Range blocks, int32_t block, bool values) const {
+  // then the next split. At the end, the part itself.
+  Place upcoming(int32_t split, Range blocks, int32_t block, bool values) const {
     const int32_t base = split * kBlocksPerSplit;
     int32_t next = block + ahead_blocks;
-    if (next < blocks.end) return block_codes(base + next, values);
+    if (next < blocks.end) return {base + next, values};
     next -= blocks.end;
-    if (!values && blocks.begin + next < blocks.end) {
-      return block_codes(base + blocks.begin + next, true);
-    }
+    if (!values && blocks.begin + next < blocks.end) return {base + blocks.begin + next, true};
     next += base + kBlocksPerSplit;
     const bool is_seen = next <= (end[num_lines - 1] - 1) / kBlockLen;
-    if (values && split + 1 < item.split_end && is_seen) return block_codes(next, false);
-    return block_codes(base + block, values);
+    if (values && split + 1 < item.split_end && is_seen) return {next, false};
+    return {base + block, values};
   }
   template <typename Codes>
   Part<Codes> part(int32_t split, Range blocks, int32_t block, bool values) const {
     using Code = typename Codes::Code;
     const int32_t index = split * kBlocksPerSplit + block;
+    const Place ahead = upcoming(split, blocks, block, values);
+    if (sizeof(Code) == 1 && !ahead.values) {
+      // The scales of V lie behind those of K. Nothing else asks for them before they are needed:
+      // decode of 7,500 keys, ms per step: 8.28, without 8.65.
+      touch(block_scales(ahead.block, false));
+      touch(block_scales(ahead.block, true));
+    }
     return {reinterpret_cast<const Code*>(block_codes(index, values)),
-            reinterpret_cast<const Code*>(upcoming(split, blocks, block, values)),
+            reinterpret_cast<const Code*>(block_codes(ahead.block, ahead.values)),
             block_scales(index, values)};
   }
   // Keys of a split that a line sees, relative to the split.
