@@ -286,6 +286,23 @@ def test_a_failed_step_leaves_no_block_that_holds_nothing(monkeypatch: pytest.Mo
     assert _run(engine, prompt).record == run_alone(prompt, PARAMS)
 
 
+def test_a_choice_that_leaves_before_its_tail_was_copied_keeps_none() -> None:
+    """Its block holds nothing yet, and nobody else has given the cache what it should hold."""
+    engine = fake_engine(64)
+    prompt, params = _prompt(24), SamplingParams(n=2, max_tokens=8, seed=3, ignore_eos=True)
+    engine.add("r", prompt, params)
+    recorder = Recorder()
+    recorder.take(engine.step())
+    _, twin = engine._running.values()
+    assert twin.tables.pending_copies
+    engine._preempt(engine._running.pop(twin.key))
+    engine.check()
+    while engine.has_work():
+        recorder.take(engine.step())
+        engine.check()
+    assert recorder.requests["r"] == run_alone(prompt, params)
+
+
 def test_nothing_is_kept_of_a_step_without_finite_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = fake_engine(64)
     collect = engine.backend.collect
