@@ -6,7 +6,6 @@ import itertools
 import time
 from array import array
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from headrace.backends.base import Backend, RowResult, StepResult
 from headrace.engine.audit import check_blocks
@@ -26,15 +25,16 @@ from headrace.engine.intake import check_prompt, make_request
 from headrace.engine.order import OrderPolicy, QueueOrder, Ticket
 from headrace.engine.queue import WaitQueue
 from headrace.engine.request import RequestState, SequenceState, Status
-from headrace.engine.reuse import Reuse, Start
+from headrace.engine.reuse import Reuse
 from headrace.engine.sampling import SamplingParams
 from headrace.engine.scheduler import Decision, schedule
+from headrace.engine.snapshot import running_view, waiting_view
 from headrace.engine.step import BuiltStep, build_step
 from headrace.engine.step_time import Pacer
 from headrace.engine.views import SchedulerView, SequenceView
 from headrace.errors import OverloadedError, RequestError
 from headrace.kv.pool import BlockPool
-from headrace.kv.tables import SequenceTables, blocks_for, longest_that_fits
+from headrace.kv.tables import SequenceTables, longest_that_fits
 from headrace.text.base import Tokenizer
 from headrace.text.detokenizer import make_detokenizer
 from headrace.text.stop import make_stop_matcher
@@ -231,9 +231,12 @@ class Engine:
             new = (s for s in ordered if s.status is Status.WAITING)
             for seq, start in itertools.islice(self._reuse.starts(new, prompts), slots):
                 self._waiting.note_cached(seq, start.num_tokens)
-                waiting.append(self._waiting_view(seq, ranks[seq.key], start))
+                waiting.append(waiting_view(seq, ranks[seq.key], start, self.foresight))
         view = SchedulerView(
-            running=[self._running_view(s, is_short, ranks.get(s.key, 0)) for s in running],
+            running=[
+                running_view(s, ranks.get(s.key, 0), self.foresight if is_short else None)
+                for s in running
+            ],
             waiting=waiting,
             num_free_blocks=self.pool.num_available,
             max_step_tokens=self._chunk,
@@ -246,36 +249,6 @@ class Engine:
             room=self.foresight.room(self._pacer.fit.model),
         )
         return schedule(self._layout, view)
-
-    def _waiting_view(self, seq: SequenceState, rank: int, start: Start) -> SequenceView:
-        return SequenceView(
-            key=seq.key,
-            computed=start.num_tokens,
-            known=len(seq.tokens),
-            table_len=blocks_for(start.num_tokens),
-            num_choices=1 + seq.to_fork,
-            rank=rank,
-            passed_over=seq.ticket.passed_over,
-            claim=start.claim,
-            busy=start.busy,
-            follows=start.follows,
-            num_preemptions=seq.num_preemptions,
-            ask=partial(self.foresight.outlook_of, seq),
-        )
-
-    def _running_view(self, seq: SequenceState, count_held: bool, rank: int) -> SequenceView:
-        tables = seq.tables
-        return SequenceView(
-            key=seq.key,
-            computed=seq.computed,
-            known=len(seq.tokens),
-            table_len=tables.num_blocks_len,
-            held=tables.num_exclusive() if count_held else 0,
-            num_choices=1 + seq.to_fork,
-            rank=rank,
-            kept=self.foresight.kept(seq) if count_held else 0,
-            num_preemptions=seq.num_preemptions,
-        )
 
     def _apply_preemptions(self, decision: Decision) -> None:
         for key in decision.preempted:
