@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,21 @@ def test_a_prompt_that_was_sent_before_is_cached_and_the_answer_the_same(server:
     assert (cold[0], other[0]) == (0, 0)
     assert warm[0] == again[0] > 32
     assert cold[1] == warm[1] == other[1] == again[1]
+
+
+def test_what_is_sent_at_once_is_computed_once(server: Server) -> None:
+    """Whoever comes first computes what all have in common, the others wait for it or find it."""
+    shared = [1 + i * 7 % 1000 for i in range(160)]
+    prompts = [shared + [2000 + i] * 8 for i in range(8)]
+    fields: dict[str, Any] = {"max_tokens": 4, "temperature": 0, "ignore_eos": True}
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        answers = list(pool.map(lambda prompt: complete(server, prompt, **fields), prompts))
+    usages = [answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers]
+    assert sorted(usages) == [0] + [len(shared)] * 7
+    fields["cache_salt"] = "alone"
+    for prompt, answer in zip(prompts, answers, strict=True):
+        alone = complete(server, prompt, **fields)
+        assert alone["choices"][0]["token_ids"] == answer["choices"][0]["token_ids"]
 
 
 def test_prompt_logprobs_equal_those_of_the_output(server: Server) -> None:
