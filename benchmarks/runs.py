@@ -117,6 +117,15 @@ _RUNS = (
         module="benchmarks.interference",
     ),
     Run(
+        "14",
+        "overcommit",
+        "allocation policies on a pool that is too small for everybody, simulated",
+        "figures",
+        model="",
+        only=None,
+        module="benchmarks.overcommit",
+    ),
+    Run(
         "15",
         "prefix-tree",
         "match, insertion and eviction in the prefix cache's tree",

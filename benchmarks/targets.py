@@ -94,6 +94,22 @@ FIGURE_TARGETS: dict[str, dict[str, tuple[float, bool]]] = {
         "objective, p99 gap over objective": (1.25, True),
         "objective, throughput over unchunked": (0.85, False),
     },
+    "14": {
+        **{
+            f"{machine}, {what}": bound
+            for machine in ("cores", "bandwidth", "accelerator")
+            for what, bound in (
+                ("lookahead, recomputed over on-demand", (10.0, True)),
+                ("lookahead over the best", (0.98, False)),
+                ("lookahead, deadlocks", (0.0, True)),
+                ("lookahead, extents at the end", (1.5, True)),
+                ("lookahead, kept free", (10.0, True)),
+            )
+        },
+        "cores, lookahead, goodput over on-demand": (1.03, False),
+        "bandwidth, lookahead, goodput over on-demand": (1.15, False),
+        "bandwidth, lookahead over reserve-max": (1.3, False),
+    },
     "15": {
         f"{shape}, {what}": (bound, True)
         for shape in ("long", "short")

@@ -19,6 +19,7 @@ from headrace.engine.base import (
 )
 from headrace.engine.engine import Engine
 from headrace.engine.sampling import SamplingParams
+from headrace.kv.lookahead.base import Allocation
 from tests.support.fake_model import FakeBackend, FakeTokenizer
 
 
@@ -141,7 +142,8 @@ def run_alone(
 
 def check_preempted(params: SamplingParams) -> None:
     """Four requests in too small a pool are preempted, and each gets what it gets alone."""
-    engine = fake_engine(10, max_num_seqs=4)
+    scheduling = Scheduling(allocation=Allocation.ON_DEMAND)
+    engine = fake_engine(10, max_num_seqs=4, scheduling=scheduling)
     prompts = [[10 + i] * 20 for i in range(4)]
     for i, prompt in enumerate(prompts):
         engine.add(f"r{i}", prompt, params)

@@ -66,6 +66,10 @@ class FreeExtents:
         """(first block, length) of every hole, in no particular order."""
         yield from self._length.items()
 
+    def is_hole(self, block: int) -> bool:
+        """Whether a hole begins with this block, as what is behind an extent does if it is free."""
+        return block in self._length
+
     # ---- taking ----
 
     def take_behind(self, last: int, num: int) -> int:

@@ -58,8 +58,8 @@ class BlockPool:
     def make_room(self, num: int, want: int = 0) -> bool:
         """Whether `num` blocks are free, now that idle ones were freed if it took that.
 
-        `want`: blocks that somebody who begins here will come to hold. Then idle ones make room for
-        them and for what others claim, before these are scattered over whatever is free.
+        `want`: blocks that somebody who begins an extent will come to hold. Then idle ones make
+        room for them and for what others claim, before these are scattered over whatever is free.
         """
         free = self._free
         goal = num
@@ -71,6 +71,10 @@ class BlockPool:
             if self.reclaim is not None and self.num_idle:
                 self.reclaim(min(goal - free.num_free, self.num_idle))
         return num <= free.num_free
+
+    def continues(self, table: array[int]) -> bool:
+        """Whether the block behind a table's last is free."""
+        return bool(table) and self._free.is_hole(table[-1] + 1)
 
     def extend(self, table: array[int], num: int, want: int) -> None:
         """Append `num` blocks with count 1, which must be free; behind the last one if those are.

@@ -83,7 +83,8 @@ class SequenceTables:
             return True
         pool = self.pool
         wants = self._wants(more)
-        if not pool.make_room(more * len(self.tables), 0 if self.tables[0] else sum(wants)):
+        ahead = 0 if pool.continues(self.tables[0]) else sum(wants)
+        if not pool.make_room(more * len(self.tables), ahead):
             return False
         for table, want in zip(self.tables, wants, strict=True):
             pool.extend(table, more, want)

@@ -108,7 +108,8 @@ class Site:
 class Simulation:
     """One run, step by step, so that a caller may look at the engine in between."""
 
-    def __init__(self, site: Site, jobs: Iterable[Job]) -> None:
+    def __init__(self, site: Site, jobs: Iterable[Job], clients: int | None = None) -> None:
+        """`clients`: so many send the jobs, each the next one when it has its answer."""
         self.clock = VirtualClock()
         self.backend = SimBackend(
             site.machine,
@@ -121,6 +122,8 @@ class Simulation:
             self.backend, SimTokenizer(), site.context_len, site.config, clock=self.clock
         )
         self.outcomes: list[JobOutcome] = []
+        self._clients = clients
+        self._num_open = 0
         # The next is the last; of one instant, the first is.
         self._pending = sorted(jobs, key=lambda job: job.at_s)[::-1]
 
@@ -130,7 +133,7 @@ class Simulation:
         while self._pending or engine.has_work():
             if not engine.has_work():
                 clock.wait_until(self._pending[-1].at_s)
-            while self._pending and self._pending[-1].at_s <= clock.now_s:
+            while self._is_due():
                 self._add(self._pending.pop())
             if not engine.has_work():
                 continue  # all that came were refused
@@ -141,8 +144,14 @@ class Simulation:
                 elif isinstance(event, RequestDone):
                     outcome.num_cached = event.num_cached
                     outcome.num_preemptions = event.num_preemptions
+                    self._num_open -= 1
             yield
         engine.check()
+
+    def _is_due(self) -> bool:
+        if not self._pending or self._clients == self._num_open:
+            return False
+        return self._pending[-1].at_s <= self.clock.now_s
 
     def result(self) -> SimRun:
         """What has happened so far."""
@@ -156,13 +165,15 @@ class Simulation:
 
     def _add(self, job: Job) -> None:
         number = len(self.outcomes)
-        outcome = JobOutcome(job.at_s, len(job.prompt))
+        arrived_s = job.at_s if self._clients is None else self.clock.now_s
+        outcome = JobOutcome(arrived_s, len(job.prompt))
         self.outcomes.append(outcome)
         self.backend.outputs[number] = job.output_len
         max_tokens = job.output_len if job.max_tokens is None else job.max_tokens
         params = SamplingParams(max_tokens=max_tokens, temperature=0.0, seed=number)
         try:
             self.engine.add(str(number), job.prompt, params, job.options)
+            self._num_open += 1
         except RequestError as error:
             outcome.error = str(error)
 
