@@ -94,6 +94,25 @@ class RequestFailed:
 Event = ChoiceDelta | PromptDelta | RequestDone | RequestFailed
 
 
+class AllocationStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What the allocation of blocks came to since start; `num_kept_free` in the last step.
+
+    `num_recomputed`: rows that had been computed before a preemption. `num_extents` runs of blocks
+    lay in the `num_tables` block tables of sequences that ended. `num_kept_free`: blocks available
+    while somebody who fits was refused. `num_forecast`: outputs whose length was foreseen and
+    became known; per quantile of kv.lookahead.forecast.SCORED the sum of pinball losses in tokens,
+    and how many outputs were no longer than it.
+    """
+
+    num_recomputed: int = 0
+    num_extents: int = 0
+    num_tables: int = 0
+    num_kept_free: int = 0
+    num_forecast: int = 0
+    losses: list[float] = []
+    covered: list[int] = []
+
+
 @dataclass(slots=True)
 class EngineStats:
     """Counters since start and gauges now."""
@@ -114,6 +133,7 @@ class EngineStats:
     last_chunks: tuple[int, ...] = ()  # rows of every prompt in the last step
     num_passes: int = 0  # admissions in place of a sequence that did not fit
     step_time_error: float = 0.0  # recent mean of |predicted - measured| / measured
+    allocation: AllocationStats = field(default_factory=AllocationStats)
     itl_target_s: float = 0.0  # what the last step with decodes and prompts was to keep within
     # Of the prefix cache, in blocks of all layer groups. Evicted: by cause.
     num_cached_blocks: int = 0

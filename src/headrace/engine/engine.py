@@ -457,6 +457,7 @@ class Engine:
         stats.num_passes = self._waiting.num_passes
         stats.num_free_blocks = self.pool.num_available
         self._reuse.report(stats)
+        stats.allocation = self.foresight.stats()
         return stats
 
     def check(self) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from headrace.backends.layout import BLOCK_LEN, KVLayout
+from headrace.engine.base import AllocationStats
 from headrace.engine.request import SequenceState, Status
 from headrace.engine.step_time import StepTime
 from headrace.kv.extents import num_extents
@@ -101,6 +102,18 @@ class Foresight:
     def note_refused(self, num_refused: int) -> None:
         """A step is planned, in which the policy refused so many that fit."""
         self.num_kept_free = self._pool.num_available if num_refused else 0
+
+    def stats(self) -> AllocationStats:
+        """See there."""
+        return AllocationStats(
+            num_recomputed=self.num_recomputed,
+            num_extents=self.num_extents,
+            num_tables=self.num_tables,
+            num_kept_free=self.num_kept_free,
+            num_forecast=self.score.num_outputs,
+            losses=list(self.score.losses),
+            covered=list(self.score.covered),
+        )
 
     # ---- what the scheduler asks ----
 

@@ -36,6 +36,27 @@ _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000,
 _SMALL = (1, 2, 4, 8, 16)
 _REASONS = ("stop", "length", "abort", "error")
 _LABELS = ("model_name",)
+# Of forecasts: kv.lookahead.forecast.SCORED.
+_QUANTILES = ("0.5", "0.9")
+
+
+class Allocation(Protocol):
+    """What the allocation of blocks came to (engine.base.AllocationStats)."""
+
+    @property
+    def num_recomputed(self) -> int: ...
+    @property
+    def num_extents(self) -> int: ...
+    @property
+    def num_tables(self) -> int: ...
+    @property
+    def num_kept_free(self) -> int: ...
+    @property
+    def num_forecast(self) -> int: ...
+    @property
+    def losses(self) -> Sequence[float]: ...
+    @property
+    def covered(self) -> Sequence[int]: ...
 
 
 class Progress(Protocol):
@@ -79,6 +100,8 @@ class Progress(Protocol):
     def num_inserted_blocks(self) -> int: ...
     @property
     def num_evicted_blocks(self) -> Mapping[str, int]: ...
+    @property
+    def allocation(self) -> Allocation: ...
 
 
 class Ready(Protocol):
@@ -156,6 +179,7 @@ class Metrics:
         )
         self._add_scheduling()
         self._add_prefix_cache()
+        self._add_allocation()
         self.http = Counter(
             "headrace:http_responses", "Responses by status.", ("status",), registry=self.registry
         )
@@ -199,6 +223,35 @@ class Metrics:
             registry=self.registry,
         )
 
+    def _add_allocation(self) -> None:
+        """Preempted work, runs of blocks, and how well lengths of outputs are foreseen."""
+        self.recomputed = self._counter(
+            "headrace:recomputed_tokens", "Rows that had been computed before a preemption."
+        )
+        self.extents = self._counter(
+            "headrace:kv_extents", "Runs of blocks in the block tables of sequences that ended."
+        )
+        self.tables = self._counter("headrace:kv_tables", "Those block tables.")
+        self.kept_free = self._gauge(
+            "headrace:kv_kept_free_blocks", "Free while a request that fits is not admitted."
+        )
+        self.forecasts = self._counter(
+            "headrace:forecasts", "Outputs whose length was foreseen and became known."
+        )
+        labels = (*_LABELS, "quantile")
+        self.forecast_loss = Counter(
+            "headrace:forecast_loss_tokens",
+            "Pinball loss of a quantile that was foreseen, summed over outputs.",
+            labels,
+            registry=self.registry,
+        )
+        self.forecast_covered = Counter(
+            "headrace:forecasts_covered",
+            "Outputs no longer than a quantile that was foreseen.",
+            labels,
+            registry=self.registry,
+        )
+
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(name, text, _LABELS, registry=self.registry)
 
@@ -215,6 +268,32 @@ class Metrics:
     def render(self) -> bytes:
         """The exposition text."""
         return generate_latest(self.registry)
+
+
+class _AllocationMetrics:
+    """Those of one model about the allocation of blocks."""
+
+    def __init__(self, metrics: Metrics, model_name: str) -> None:
+        self._recomputed = metrics.recomputed.labels(model_name)
+        self._extents = metrics.extents.labels(model_name)
+        self._tables = metrics.tables.labels(model_name)
+        self._kept_free = metrics.kept_free.labels(model_name)
+        self._forecasts = metrics.forecasts.labels(model_name)
+        self._losses = [metrics.forecast_loss.labels(model_name, q) for q in _QUANTILES]
+        self._covered = [metrics.forecast_covered.labels(model_name, q) for q in _QUANTILES]
+
+    def set(self, now: Allocation, last: Allocation | None) -> None:
+        """Count what is new."""
+        self._kept_free.set(now.num_kept_free)
+        self._recomputed.inc(now.num_recomputed - (last.num_recomputed if last else 0))
+        self._extents.inc(now.num_extents - (last.num_extents if last else 0))
+        self._tables.inc(now.num_tables - (last.num_tables if last else 0))
+        if last is None or now.num_forecast != last.num_forecast:
+            self._forecasts.inc(now.num_forecast - (last.num_forecast if last else 0))
+            for i, counter in enumerate(self._losses[: len(now.losses)]):
+                counter.inc(now.losses[i] - (last.losses[i] if last and last.losses else 0.0))
+            for i, counter in enumerate(self._covered[: len(now.covered)]):
+                counter.inc(now.covered[i] - (last.covered[i] if last and last.covered else 0))
 
 
 class ModelMetrics:
@@ -249,6 +328,7 @@ class ModelMetrics:
         self._chunk = metrics.chunk.labels(model_name)
         self._step_error = metrics.step_error.labels(model_name)
         self._itl_target = metrics.itl_target.labels(model_name)
+        self._allocation = _AllocationMetrics(metrics, model_name)
         self._passes = metrics.passes.labels(model_name)
         self._cached_blocks = metrics.cached_blocks.labels(model_name)
         self._idle_blocks = metrics.idle_blocks.labels(model_name)
@@ -312,6 +392,7 @@ class ModelMetrics:
             self._step_error.set(now.step_time_error)
             self._itl_target.set(now.itl_target_s)
             self._passes.inc(now.num_passes - (last.num_passes if last else 0))
+            self._allocation.set(now.allocation, last.allocation if last else None)
 
     def _note_cache(self, now: Progress, last: Progress | None) -> None:
         self._cached_blocks.set(now.num_cached_blocks)

@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from headrace.engine.base import DEFAULT_OPTIONS, RequestOptions
+from headrace.engine.base import DEFAULT_OPTIONS, AllocationStats, RequestOptions
 from headrace.engine.sampling import SamplingParams
 
 PROTOCOL_VERSION = 3
@@ -183,6 +183,7 @@ class Progress(_Frame, frozen=True):
     num_idle_blocks: int = 0
     num_inserted_blocks: int = 0
     num_evicted_blocks: dict[str, int] = {}
+    allocation: AllocationStats = AllocationStats()
 
 
 ToWorker: TypeAlias = Submit | Cancel | Abandon | Drain

@@ -227,6 +227,7 @@ class EngineLoop:
             num_idle_blocks=stats.num_idle_blocks,
             num_inserted_blocks=stats.num_inserted_blocks,
             num_evicted_blocks=dict(stats.num_evicted_blocks),
+            allocation=stats.allocation,
         )
 
 

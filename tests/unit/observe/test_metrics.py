@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from headrace.engine.base import AllocationStats
+from headrace.kv.lookahead.forecast import SCORED
 from headrace.observe.metrics import Metrics, ModelMetrics
 from tests.support.scripted_worker import READY, progress
 
@@ -95,6 +97,33 @@ def test_how_steps_are_shared(metrics: Metrics, model: ModelMetrics) -> None:
     assert value(metrics, "headrace:step_time_error_ratio") == 0
     assert value(metrics, "headrace:itl_target_seconds") == 0.05
     assert value(metrics, "headrace:queue_order_info", order="fcfs") == 1
+
+
+def test_what_the_allocation_of_blocks_came_to(metrics: Metrics, model: ModelMetrics) -> None:
+    first = AllocationStats(num_recomputed=10, num_extents=3, num_tables=2, num_kept_free=5)
+    second = AllocationStats(
+        num_recomputed=30,
+        num_extents=9,
+        num_tables=6,
+        num_forecast=4,
+        losses=[80.0, 25.5],
+        covered=[1, 3],
+    )
+    model.on_progress(progress(1, allocation=first))
+    assert value(metrics, "headrace:kv_kept_free_blocks") == 5
+    for _ in range(2):
+        model.on_progress(progress(2, allocation=second))
+    model.on_ready(READY)
+    model.on_progress(progress(1, allocation=second))
+    assert value(metrics, "headrace:kv_kept_free_blocks") == 0
+    assert value(metrics, "headrace:recomputed_tokens_total") == 60
+    assert value(metrics, "headrace:kv_extents_total") == 18
+    assert value(metrics, "headrace:kv_tables_total") == 12
+    assert value(metrics, "headrace:forecasts_total") == 8
+    for quantile, loss, covered in (("0.5", 160.0, 2), ("0.9", 51.0, 6)):
+        assert value(metrics, "headrace:forecast_loss_tokens_total", quantile=quantile) == loss
+        assert value(metrics, "headrace:forecasts_covered_total", quantile=quantile) == covered
+    assert [str(q) for q in SCORED] == ["0.5", "0.9"], "the labels"
 
 
 def test_a_request(metrics: Metrics, model: ModelMetrics) -> None:
