@@ -157,7 +157,8 @@ class LengthForecaster:
             place = EDGES[b] * _NUM_SHARES / max_tokens
             j = min(int(place), _NUM_SHARES - 1)
             now = alive[j] + (alive[j + 1] - alive[j]) * (place - j)
-            hazards.append(1.0 - now / before if before > 0.0 else 0.0)
+            # Never below 0, which rounding would make of a share that nobody ended in.
+            hazards.append(max(0.0, 1.0 - now / before) if before > 0.0 else 0.0)
             before = now
         return hazards
 
@@ -260,7 +261,8 @@ class Forecast:
             return survival[-1] if survival else 1.0
         before = survival[b - 1] if b else 1.0
         low = EDGES[b - 1] if b else 0
-        return before + (survival[b] - before) * (length - low) / (EDGES[b] - low)
+        inside = before + (survival[b] - before) * (length - low) / (EDGES[b] - low)
+        return max(survival[b], inside)
 
     def alive_after(self, length: int, more: int) -> float:
         """P(it gets longer than length + more), given that it gets longer than `length`."""
