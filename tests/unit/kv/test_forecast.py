@@ -106,6 +106,24 @@ def test_survival_falls_and_quantiles_rise(
             assert forecast.alive_after(n, x - 1 - n) >= 1 - q / 20 - 1e-9
 
 
+def test_outputs_that_run_while_half_is_forgotten_end_once_each() -> None:
+    """They had counted as reaching their bin, and end in it after that counts for half."""
+    forecaster, features = LengthForecaster(), Features(LIMIT)
+    running = [forecaster.begin(features) for _ in range(8)]
+    for forecast in running:
+        forecast.reach(200)
+    _learn(forecaster, [(5, True, 1)] * 512)
+    for forecast in running:
+        forecast.end(205, by_itself=True)
+    # One that outlives all that were ever seen.
+    forecast = forecaster.begin(features)
+    alive = [forecast.alive(n) for n in range(LIMIT)]
+    assert all(0.0 < b <= a * (1.0 + 1e-9) for a, b in pairwise(alive))
+    for n in range(LIMIT):
+        forecast.reach(n)
+        assert n < forecast.quantile(0.75, n) <= LIMIT
+
+
 def test_nothing_seen_means_the_limit() -> None:
     forecast = LengthForecaster().begin(Features(1024, 50))
     assert forecast.quantile(0.01) == forecast.quantile(0.99) == 1024

@@ -88,8 +88,10 @@ class _Hazards:
         self.reached[b] += 1.0
 
     def end(self, b: int) -> None:
-        """An output ended in bin b, which it had reached."""
+        """An output ended in bin b, which it had reached. If half of what was known was forgotten
+        since, it counts as one that reaches it now: no hazard is above 1."""
         self.ended[b] += 1.0
+        self.reached[b] = max(self.reached[b], self.ended[b])
         self.num_ends += 1.0
         if self.num_ends >= _MAX_ENDS:
             self.num_ends /= 2
@@ -281,7 +283,9 @@ class Forecast:
             return self.features.max_tokens
         low = EDGES[b - 1] if b else 0
         before = survival[b - 1] if b else 1.0
-        inside = (before - bound) / (before - survival[b])
+        # Of outputs that are as good as impossible, the rounded probabilities may all be 0.
+        drop = before - survival[b]
+        inside = (before - bound) / drop if drop > 0.0 else 1.0
         return max(length + 1, low + math.ceil(inside * (EDGES[b] - low)))
 
 
