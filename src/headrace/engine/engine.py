@@ -164,7 +164,8 @@ class Engine:
         self, prefix: Sequence[int], tails: Sequence[Sequence[int]], salt: str = ""
     ) -> None:
         """See EngineAPI.abandon."""
-        self._reuse.abandon(prefix, tails, salt)
+        if len(prefix) < self.max_model_len:  # nothing is cached behind a longer one
+            self._reuse.abandon(prefix, tails, salt)
 
     def has_work(self) -> bool:
         return bool(self._running or len(self._waiting))

@@ -33,6 +33,8 @@ LOOKS_PER_STEP = 16
 TURNS_PER_STEP = 8
 # Steps that a sequence waits while the one that it waits for computes nothing.
 MAX_IDLE_WAITS = 32
+# Sequences about to write equal blocks at the same place whose prompts are compared as a whole.
+MAX_ALIKE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,28 +62,38 @@ class _Writer:
 
 
 class _Writers:
-    """Who writes what, by the first block that all of it begins with."""
+    """Who writes what: by the first block that all of it begins with, where the written block ends,
+    and that block itself. So hardly any prompts are compared that differ, however many wait that
+    have much in common."""
 
     def __init__(self) -> None:
-        self._writers: dict[tuple[str, bytes], list[_Writer]] = {}
+        self._writers: dict[tuple[str, bytes], dict[int, dict[bytes, list[_Writer]]]] = {}
 
     def add(self, seq: SequenceState, computed: int, *, is_running: bool) -> None:
         """A sequence that has, or would begin with, so many positions."""
         end = (computed // BLOCK_LEN + 1) * BLOCK_LEN
         if end <= len(seq.tokens):
-            writer = _Writer(seq, end, is_running)
-            self._writers.setdefault(_first_block(seq), []).append(writer)
+            ends = self._writers.setdefault(_first_block(seq), {})
+            writers = ends.setdefault(end, {}).setdefault(_block_to(seq, end), [])
+            if len(writers) < MAX_ALIKE:
+                writers.append(_Writer(seq, end, is_running))
 
     def find(self, seq: SequenceState) -> _Writer | None:
-        """One that is about to write what a waiting sequence could use, and nobody has written."""
-        writers = self._writers.get(_first_block(seq), ())
-        limit = _limit(seq) if writers else 0
-        depth = 0 if seq.look is None else seq.look.depth
-        for writer in writers:
-            end = writer.end
-            if depth * BLOCK_LEN < end <= limit and seq.tokens[:end] == writer.seq.tokens[:end]:
-                return writer
-        return None
+        """One that is about to write what a waiting sequence could use, and nobody has written; one
+        that runs, if there is one."""
+        found, ends = None, self._writers.get(_first_block(seq))
+        if ends is None:
+            return None
+        limit, depth = _limit(seq), 0 if seq.look is None else seq.look.depth
+        for end, blocks in ends.items():
+            if not depth * BLOCK_LEN < end <= limit:
+                continue
+            for writer in blocks.get(_block_to(seq, end), ()):
+                if seq.tokens[:end] == writer.seq.tokens[:end]:
+                    if writer.is_running:
+                        return writer
+                    found = found or writer
+        return found
 
 
 class Reuse:
@@ -96,7 +108,7 @@ class Reuse:
         self._numerics_id = numerics_id
         self._chunk = chunk
         self._num_full = sum(not group.window for group in layout.groups)
-        # Of each sequence that may be admitted in this step, how much it may take over.
+        # Of each sequence that was looked for in this step, how much it may take over.
         self._limits: dict[int, int] = {}
         self._turn: list[SequenceState] = []
         self._turn_version = -1
@@ -134,8 +146,6 @@ class Reuse:
                 self._limits[seq.key] = start.num_tokens
             else:
                 start = self._start_at(0 if seq.look is None else seq.look.num_tokens, 0)
-                # All its blocks are planned for as new ones; a copy would be one more.
-                self._limits[seq.key] = _limit(seq) // BLOCK_LEN * BLOCK_LEN
             if writer is None:
                 writers.add(seq, start.num_tokens, is_running=False)
             elif not writer.is_running:
@@ -195,12 +205,22 @@ class Reuse:
         cache = self.cache
         if cache is None:
             return
-        found = [cache.match(self._key(s), s.tokens, self._limits[s.key]) for s in seqs]
+        found = [cache.match(self._key(s), s.tokens, self._most(cache, s)) for s in seqs]
         for seq, match in zip(seqs, found, strict=True):
             if not seq.tables.start_from(match.tables, match.tail):
                 raise RuntimeError("the scheduler planned more copies than blocks are free")
             seq.hold, seq.computed, seq.look = match.hold, match.num_tokens, None
             seq.request.note_start(match.num_tokens)
+
+    def _most(self, cache: PrefixCache, seq: SequenceState) -> int:
+        """Positions that an admitted sequence may take over: those that it was planned to. Of one
+        that nobody looked for, all blocks were planned for as new ones; a copy would be one more,
+        so it gets whole blocks only."""
+        planned = self._limits.get(seq.key)
+        if planned is not None:
+            return planned
+        look = cache.look(self._key(seq), seq.tokens, _limit(seq))
+        return look.num_tokens // BLOCK_LEN * BLOCK_LEN
 
     # ---- keeping ----
 
@@ -235,9 +255,10 @@ class Reuse:
         """See EngineAPI.abandon."""
         if self.cache is not None:
             key = RootKey(self._numerics_id, salt=salt)
-            for tail in tails:
-                with contextlib.suppress(OverflowError):  # no token has such an id
-                    self.cache.abandon(key, array("i", [*prefix, *tail]), len(prefix))
+            with contextlib.suppress(OverflowError):  # no token has such an id
+                start = array("i", prefix)  # once: it may be long, and the tails many
+                for tail in tails:
+                    self.cache.abandon(key, start + array("i", tail), len(prefix))
 
     def report(self, stats: EngineStats) -> None:
         """Write what operators see of the cache."""
@@ -262,6 +283,10 @@ def _limit(seq: SequenceState) -> int:
 
 def _first_block(seq: SequenceState) -> tuple[str, bytes]:
     return seq.request.options.salt, seq.tokens[:BLOCK_LEN].tobytes()
+
+
+def _block_to(seq: SequenceState, end: int) -> bytes:
+    return seq.tokens[end - BLOCK_LEN : end].tobytes()
 
 
 def _waits_for(seq: SequenceState, writer: _Writer) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -255,6 +256,31 @@ def test_an_abandoned_tail_goes_before_what_is_older() -> None:
     _run(engine, _prompt(32, 2), one)
     _run(engine, _prompt(80, 3), one)
     assert _run(engine, _prompt(32, 1), one).done.num_cached < 31
+
+
+class _Counted(Sequence[int]):
+    """Ids that count how often they are read."""
+
+    def __init__(self, ids: list[int]) -> None:
+        self.ids, self.num_reads = ids, 0
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, index: Any) -> Any:
+        self.num_reads += 1
+        return self.ids[index]
+
+
+def test_a_hint_costs_its_length_and_not_more() -> None:
+    """The tails may be a thousand, and no engine runs meanwhile."""
+    engine = fake_engine(64)
+    prefix = _Counted([5] * 40)
+    engine.abandon(prefix, [[i] for i in range(9)])
+    assert prefix.num_reads <= len(prefix) + 1
+    prefix = _Counted([5] * engine.max_model_len)
+    engine.abandon(prefix, [[i] for i in range(9)])
+    assert prefix.num_reads == 0
 
 
 def test_a_failed_step_leaves_no_block_that_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

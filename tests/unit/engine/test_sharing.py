@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +15,7 @@ from headrace.engine.engine import Engine
 from headrace.engine.order import QueueOrder
 from headrace.engine.request import SequenceState
 from headrace.engine.sampling import SamplingParams
+from headrace.kv.lookahead.base import Allocation
 from tests.support.engine_runs import Recorder, fake_engine, run_alone
 from tests.support.fake_model import FakeBackend
 
@@ -135,6 +139,65 @@ def test_more_than_are_looked_for_in_a_step_find_all_the_same() -> None:
     assert _rows(engine) == 64 + 40 * (8 + 2)
     for name, prompt in prompts.items():
         assert recorder.requests[name] == run_alone(prompt, PARAMS)
+
+
+def test_one_that_was_not_looked_for_takes_no_more_than_was_planned() -> None:
+    """It is the first that fits, as the last blocks come free, and could continue a tail in them:
+    for the copy there is no block."""
+    engine = fake_engine(
+        15,
+        max_num_seqs=40,
+        max_step_tokens=64,
+        context_len=400,
+        scheduling=Scheduling(allocation=Allocation.ON_DEMAND),
+    )
+    recorder = Recorder()
+
+    def add(name: str, prompt: list[int], max_tokens: int) -> None:
+        engine.add(name, prompt, SamplingParams(max_tokens=max_tokens, seed=1, ignore_eos=True))
+
+    add("long", _prompt(178), 14)
+    for _ in range(4):
+        recorder.take(engine.step())
+    add("writer", _prompt(24, 5) + [3] * 20, 2)
+    for i in range(reuse.LOOKS_PER_STEP):
+        add(f"large{i}", _prompt(80, 20 + i), 1)
+    add("small", _prompt(24, 5) + [4] * 16, 1)
+    for _ in range(3):
+        recorder.take(engine.step())
+        engine.check()
+    assert recorder.num_cached["small"] == 16
+    while engine.has_work():
+        recorder.take(engine.step())
+    assert all(record.ended and not record.failed for record in recorder.requests.values())
+
+
+class _Watched(array):  # type: ignore[type-arg]  # which it takes only in newer versions
+    """Tokens that know the longest part that was taken of them."""
+
+    longest = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        part = super().__getitem__(index)
+        if isinstance(index, slice):
+            self.longest = max(self.longest, len(part))
+        return part
+
+
+def test_prompts_that_part_somewhere_are_not_compared_as_a_whole() -> None:
+    """However many wait behind one long prefix: that would be all of it for each pair of them."""
+    engine = fake_engine(64)
+    for i in range(8):
+        engine.add(f"r{i}", _prompt(64) + [10 + i] * 20, PARAMS)
+    seqs = list(engine._waiting.values())
+    writers = reuse._Writers()
+    for seq in seqs:
+        seq.tokens = _Watched("i", seq.tokens)
+        assert writers.find(seq) is None
+        writers.add(seq, 64, is_running=False)
+    assert all(isinstance(s.tokens, _Watched) and s.tokens.longest <= 16 for s in seqs)
+    found = [writers.find(seq) for seq in seqs]
+    assert [writer and writer.seq for writer in found] == seqs
 
 
 @pytest.mark.parametrize("order", [QueueOrder.LPM, QueueOrder.SHORTEST])

@@ -321,7 +321,8 @@ class RadixCache:
         node, inside = walk(root, 0, data, [])
         if inside < len(node) or node.end < kept:
             return
-        tails = node.tails_of(data[node.end * BLOCK_BYTES :][: BLOCK_BYTES - TOKEN_BYTES])
+        end = node.end * BLOCK_BYTES
+        tails = node.tails_of(data[end : end + BLOCK_BYTES - TOKEN_BYTES])
         node = tails[0] if tails else node
         gone: list[Node] = []
         while node.parent is not None and node.end > kept and len(node.children) == bool(gone):
