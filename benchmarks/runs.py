@@ -143,6 +143,14 @@ _RUNS = (
         only=None,
         module="benchmarks.hit_rate",
     ),
+    Run(
+        "17",
+        "prefix-programs",
+        "prefill that the prefix cache saves programs, and what it costs others",
+        "figures",
+        only=None,
+        module="benchmarks.prefix_programs",
+    ),
 )
 RUNS: dict[str, Run] = {run.number: run for run in _RUNS}
 
