@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from headrace.kv.extents import FreeExtents
 
 # Of a pool's blocks, one in so many at most is kept free ahead of need.
-AHEAD_SHARE = 8
+AHEAD_SHARE = 4
 
 
 class BlockPool:

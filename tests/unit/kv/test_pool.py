@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from headrace.backends.layout import BLOCK_LEN, make_layout
 from headrace.kv.extents import num_extents
-from headrace.kv.pool import BlockPool
+from headrace.kv.pool import AHEAD_SHARE, BlockPool
 from headrace.kv.tables import (
     SequenceTables,
     blocks_for,
@@ -244,11 +244,11 @@ def test_idle_blocks_make_room_for_who_begins_but_not_for_who_goes_on() -> None:
     assert (pool.num_free, pool.num_idle) == (1, 79)
     assert pool.make_room(1)
     assert not evicted
-    # No more than an eighth of the pool.
+    # No more than a share of the pool.
     assert pool.make_room(1, 50)
-    assert evicted == [9]
+    assert evicted == [80 // AHEAD_SHARE - 1]
     assert pool.make_room(1, 50)
-    assert evicted == [9]
+    assert evicted == [80 // AHEAD_SHARE - 1]
 
 
 def test_a_forks_tail_begins_a_run_of_its_own() -> None:
