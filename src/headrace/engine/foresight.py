@@ -61,8 +61,9 @@ class Foresight:
         if self.policy.uses_forecasts:
             self._count(seq, self.outlook_of(seq), 1)
         prospect.is_joined = True
-        # What it shares with others is known when its tables are.
-        prospect.renew_at = 0
+        if seq.computed or (seq.look is not None and seq.look.num_tokens):
+            # What it shares with others is known when its tables are.
+            prospect.renew_at = 0
 
     def leave(self, seq: SequenceState) -> None:
         """It does not run any more; ignored if it did not. Its tables are still there."""
@@ -197,9 +198,10 @@ class Foresight:
             num_shared=self._num_shared(seq) if prospect.is_joined else 0,
             num_choices=1 + seq.to_fork,
         )
-        # Where choices fork off the first token, they are counted on their own from there.
-        wait = BLOCK_LEN if length else 1
-        prospect.renew_at = len(seq.tokens) + max(wait, length // 32)
+        # Choices that fork off the first token are counted on their own from there. Sequences that
+        # began together are not due in the same step.
+        wait = BLOCK_LEN - (len(seq.tokens) + seq.key) % BLOCK_LEN
+        prospect.renew_at = len(seq.tokens) + (1 if seq.to_fork else wait)
         expected = self.policy.name is Allocation.LOOKAHEAD
         seq.tables.expected_len = prompt_len + (
             forecast.quantile(PLACED_FOR, length) if expected else forecast.features.max_tokens
