@@ -155,12 +155,25 @@ class BasePrompt:
         self._finish(_CANCELLED)
 
     def _finish(self, reason: str) -> None:
+        """End this prompt, and cancel what was forked from it. Not by recursion: forks of forks may
+        be as deep as there may be branches."""
+        self._end_alone(reason)
+        pending = self._forked()
+        while pending:
+            branch = pending.pop()
+            if branch._end is None:  # else whoever ended it sees to those below
+                branch.is_cancelled = True
+                branch._end_alone(_CANCELLED)
+                pending += branch._forked()
+
+    def _end_alone(self, reason: str) -> None:
         if self._end is None:
             self._end = reason
         self.session.end_branch(self)
         self._scope.cancel(self._end)
-        for group in list(self._groups):
-            group.cancel()
+
+    def _forked(self) -> list[BasePrompt]:
+        return [branch for group in list(self._groups) for branch in group]
 
     def _check_usable(self) -> None:
         if self._end is not None:
@@ -174,8 +187,12 @@ class BasePrompt:
 
     def _sent_below(self) -> list[tuple[int, ...]]:
         """What the runtime has seen of this branch and of all that was forked from it."""
-        below = [ids for group in self._groups for branch in group for ids in branch._sent_below()]
-        return [self._sent, *below]
+        sent, pending = [], [self]
+        while pending:
+            branch = pending.pop()
+            sent.append(branch._sent)
+            pending += branch._forked()
+        return sent
 
     def _draw_seed(self) -> int:
         """The seed of the next thing that is drawn. It depends on the session's seed and on the

@@ -89,6 +89,29 @@ def test_forks_of_forks_are_bounded_too(session: Session) -> None:
     prompt.fork(1).join()
 
 
+@pytest.mark.parametrize("way", ["cancel", "join", "keep", "close"])
+def test_forks_of_forks_may_be_as_deep_as_there_may_be_branches(way: str) -> None:
+    runtime = ScriptedRuntime()
+    session = Session(runtime, seed=1)
+    first = session.prompt("a").fork(1)
+    last = first[0]
+    for _ in range(MAX_BRANCHES - 1):
+        last = last.fork(1)[0]
+    if way == "cancel":
+        first.cancel()
+    elif way == "join":
+        first.join()
+    elif way == "keep":
+        first.join(keep=first[0])
+    else:
+        session.close()
+        assert runtime.num_closed == 1
+    assert not session._branches
+    with pytest.raises(ProgramError):
+        last.append("b")
+    session.close()
+
+
 # ---- join ----
 
 
