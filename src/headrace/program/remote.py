@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -18,8 +18,9 @@ from headrace.urls import parse_url
 
 T = TypeVar("T")
 
-# Of one request to score: limits of the API on prompts and on values.
+# Of one request: limits of the API on prompts and tails, and on values.
 MAX_PROMPTS = 64
+MAX_TAILS = 1024
 MAX_IDS = 100_000
 MAX_RETRIES = 7
 MAX_RETRY_S = 30.0
@@ -131,7 +132,8 @@ class RemoteRuntime:
         return [self._start(self._score(prefix, part)) for part in parts]
 
     def abandon(self, prefix: Sequence[int], tails: Sequence[Sequence[int]]) -> None:
-        self._start(self._hint({"prefix": prefix, "tails": tails}))
+        for part in _parts(tails, MAX_IDS - len(prefix)):
+            self._start(self._hint({"prefix": prefix, "tails": part}))
 
     def close(self) -> None:
         with self._lock:
@@ -251,6 +253,20 @@ class RemoteRuntime:
             return msgspec.json.decode(response.body, type=kind)
         except msgspec.DecodeError as error:
             raise HeadraceError(f"The server's answer to {path} is odd: {error}.") from None
+
+
+def _parts(tails: Sequence[Sequence[int]], most: int) -> Iterator[list[Sequence[int]]]:
+    """Some tails at a time, of so many ids together, or one; a server reads no more at once."""
+    part: list[Sequence[int]] = []
+    num_ids = 0
+    for tail in tails:
+        if part and (num_ids + len(tail) > most or len(part) == MAX_TAILS):
+            yield part
+            part, num_ids = [], 0
+        part.append(tail)
+        num_ids += len(tail)
+    if part:
+        yield part
 
 
 def _tail_logprobs(tail: Sequence[int], choice: _Choice) -> tuple[float, ...]:

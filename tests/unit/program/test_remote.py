@@ -197,6 +197,18 @@ def test_closing_ends_what_runs() -> None:
     assert not threads()
 
 
+def test_hints_are_told_in_parts_that_a_server_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.program.remote.MAX_IDS", 10)
+    monkeypatch.setattr("headrace.program.remote.MAX_TAILS", 2)
+    tails = [[3] * 4, [4] * 4, [5], [6], [7], [8] * 20, [9]]
+    with ScriptedServer(lambda number, body: [http(b"{}")]) as server:
+        made = runtime(server, "m")
+        made.abandon([1, 2], tails)
+        made.close()
+        told = sorted(body["tails"] for body in server.bodies)
+    assert told == [tails[:2], tails[2:4], tails[4:5], tails[5:6], tails[6:]]
+
+
 def test_hints_are_told_before_the_end_and_never_fail() -> None:
     def script(number: int, body: dict[str, Any]) -> Iterable[bytes]:
         time.sleep(0.05)
