@@ -1,6 +1,7 @@
 """Allocation policies on a pool that is too small for everybody, in the simulator.
 
     HEADRACE_DATA=... python -m benchmarks.overcommit --rounds 3 --out rows.csv
+    HEADRACE_DATA=... python -m benchmarks.overcommit --model MODEL.gguf --requests 200
 
 64 clients send requests with the lengths of Azure's conversation trace (prompts a sixteenth of it,
 answers as they are), each the next one when it has its answer; the engine knows only that answers
@@ -23,11 +24,13 @@ import argparse
 import json
 import os
 import random
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.arguments import count
+from benchmarks.ended_backend import EndedBackend, WallClock
 from benchmarks.queue_order import MACHINE as CORES
 from benchmarks.queue_order import TRACE
 from benchmarks.rows import Figure, medians, write_figures
@@ -36,14 +39,16 @@ from headrace.bench.load.shapes import Shape, made_shapes
 from headrace.bench.load.traces import read_trace
 from headrace.bench.simulate import jobs_of, scaled
 from headrace.engine.base import EngineConfig, Scheduling
+from headrace.engine.engine import Engine
 from headrace.engine.foresight import Foresight
+from headrace.engine.load import LoadedEngine, LoadOptions, load_engine
 from headrace.kv.lookahead.base import Allocation, AllocationPolicy
 from headrace.kv.lookahead.forecast import SCORED
 from headrace.kv.lookahead.on_demand import OnDemand
 from headrace.kv.lookahead.policies import make_policy
 from headrace.kv.tables import blocks_for
 from headrace.sim.machine import Machine, RooflineMachine
-from headrace.sim.run import Job, SimRun, Simulation, Site
+from headrace.sim.run import Job, Play, SimRun, Simulation, Site
 
 CLIENTS = 64
 MAX_TOKENS = 1024
@@ -98,7 +103,37 @@ class Found:
         return self.run.output_tokens / self.run.duration_s
 
 
-def play(machine: Machine, policy: str, num_blocks: int, jobs: Sequence[Job]) -> Found:
+Stage = Callable[[EngineConfig, int, Sequence[Job]], Play]
+
+
+def simulated(machine: Machine) -> Stage:
+    """Virtual time."""
+    return lambda config, num_blocks, jobs: Simulation(
+        Site(machine, num_blocks, config), jobs, CLIENTS
+    )
+
+
+def real(loaded: LoadedEngine) -> Stage:
+    """The machine that it runs on, with a model whose answers end where the trace says."""
+    tokenizer = loaded.tokenizer
+    ordinary, num_ids = 300, tokenizer.vocab_size - 300
+
+    def make(config: EngineConfig, num_blocks: int, jobs: Sequence[Job]) -> Play:
+        if num_blocks > loaded.backend.num_blocks:
+            raise SystemExit(f"The pool would need {num_blocks} blocks.")
+        backend = EndedBackend(loaded.backend, num_blocks, min(tokenizer.eos_ids), ordinary)
+        clock, length = WallClock(), loaded.engine.max_model_len
+        engine = Engine(backend, tokenizer, length, config, clock=clock)
+        known = [
+            replace(job, prompt=array("i", (ordinary + i % num_ids for i in job.prompt)))
+            for job in jobs
+        ]
+        return Play(engine, backend, clock, known, CLIENTS)
+
+    return make
+
+
+def play(stage: Stage, policy: str, num_blocks: int, jobs: Sequence[Job]) -> Found:
     """One policy on one machine."""
     allocation, make = POLICIES[policy]
     config = EngineConfig(
@@ -106,29 +141,31 @@ def play(machine: Machine, policy: str, num_blocks: int, jobs: Sequence[Job]) ->
         max_waiting_tokens=1 << 60,
         scheduling=Scheduling(allocation=allocation),
     )
-    simulation = Simulation(Site(machine, num_blocks, config), jobs, CLIENTS)
-    foresight = simulation.engine.foresight
+    played = stage(config, num_blocks, jobs)
+    foresight = played.engine.foresight
     foresight.policy = make()
     kept = steps = num_stuck = 0
     try:
-        for _ in simulation.steps():
+        for _ in played.steps():
             kept += foresight.num_kept_free
             steps += 1
     except RuntimeError:
         num_stuck = 1
-    run = simulation.result()
+    run = played.result()
     num_stuck += sum(len(o.token_times) == 0 for o in run.outcomes)
     return Found(run, foresight, kept / (steps * num_blocks), num_stuck)
 
 
-def measure(number: int, requests: int, data: Path | None) -> list[Figure]:
+def measure(
+    number: int, requests: int, data: Path | None, stages: dict[str, Stage]
+) -> list[Figure]:
     """One round: every policy on every machine, with the same requests."""
     shapes = shapes_of(number, requests, data)
     jobs = jobs_of(shapes, number, max_tokens=MAX_TOKENS)
     num_blocks = pool_for(shapes)
     figures: list[Figure] = []
-    for name, machine in MACHINES.items():
-        found = {policy: play(machine, policy, num_blocks, jobs) for policy in POLICIES}
+    for name, stage in stages.items():
+        found = {policy: play(stage, policy, num_blocks, jobs) for policy in POLICIES}
         for policy, each in found.items():
             figures += _figures(number, f"{name}, {policy}", each, found)
         best = max(each.goodput for each in found.values())
@@ -169,15 +206,24 @@ def _figures(number: int, name: str, found: Found, beside: dict[str, Found]) -> 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=count, default=3)
+    parser.add_argument("--model", type=Path, default=None, help="not simulated, but with this")
     parser.add_argument("--requests", type=count, default=REQUESTS)
     parser.add_argument("--out", type=Path, default=None)
     args = parser.parse_args()
     data = os.environ.get("HEADRACE_DATA")
+    folder = None if data is None else Path(data)
+    stages = {name: simulated(machine) for name, machine in MACHINES.items()}
+    loaded = None
+    if args.model is not None:
+        loaded = load_engine(args.model, LoadOptions(max_num_seqs=CLIENTS, kv_cache_bytes=1 << 30))
+        stages = {"real": real(loaded)}
     figures: list[Figure] = []
     for number in range(args.rounds):
-        figures += measure(number, args.requests, None if data is None else Path(data))
+        figures += measure(number, args.requests, folder, stages)
         if args.out is not None:
             write_figures(args.out, figures)
+    if loaded is not None:
+        loaded.close()
     print(json.dumps({name: round(value, 4) for name, (value, _, _) in medians(figures).items()}))
 
 

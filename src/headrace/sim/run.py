@@ -6,7 +6,9 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Protocol
 
+from headrace.backends.base import Backend
 from headrace.backends.layout import KVLayout
 from headrace.engine.base import (
     DEFAULT_OPTIONS,
@@ -105,22 +107,41 @@ class Site:
     layout: KVLayout | None = None
 
 
-class Simulation:
-    """One run, step by step, so that a caller may look at the engine in between."""
+class Clock(Protocol):
+    """Tells the time of a run, from 0."""
 
-    def __init__(self, site: Site, jobs: Iterable[Job], clients: int | None = None) -> None:
+    @property
+    def now_s(self) -> float: ...
+
+    def __call__(self) -> float: ...
+
+    def wait_until(self, moment_s: float) -> None: ...
+
+
+class EndingBackend(Backend, Protocol):
+    """A backend whose choice with seed s ends with its `outputs[s]`-th token, which counts what it
+    has done."""
+
+    outputs: dict[int, int]
+    num_rows: int
+    busy_s: float
+
+
+class Play:
+    """Jobs on an engine, step by step, so that a caller may look at it in between."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        backend: EndingBackend,
+        clock: Clock,
+        jobs: Iterable[Job],
+        clients: int | None = None,
+    ) -> None:
         """`clients`: so many send the jobs, each the next one when it has its answer."""
-        self.clock = VirtualClock()
-        self.backend = SimBackend(
-            site.machine,
-            self.clock,
-            site.num_blocks,
-            max_step_rows=max(site.config.max_step_tokens, site.config.max_num_seqs),
-            layout=site.layout,
-        )
-        self.engine = Engine(
-            self.backend, SimTokenizer(), site.context_len, site.config, clock=self.clock
-        )
+        self.clock = clock
+        self.backend = backend
+        self.engine = engine
         self.outcomes: list[JobOutcome] = []
         self._clients = clients
         self._num_open = 0
@@ -176,6 +197,22 @@ class Simulation:
             self._num_open += 1
         except RequestError as error:
             outcome.error = str(error)
+
+
+class Simulation(Play):
+    """A play in virtual time."""
+
+    def __init__(self, site: Site, jobs: Iterable[Job], clients: int | None = None) -> None:
+        clock = VirtualClock()
+        backend = SimBackend(
+            site.machine,
+            clock,
+            site.num_blocks,
+            max_step_rows=max(site.config.max_step_tokens, site.config.max_num_seqs),
+            layout=site.layout,
+        )
+        engine = Engine(backend, SimTokenizer(), site.context_len, site.config, clock=clock)
+        super().__init__(engine, backend, clock, jobs, clients)
 
 
 def simulate(site: Site, jobs: Sequence[Job]) -> SimRun:

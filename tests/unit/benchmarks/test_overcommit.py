@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,11 @@ import pytest
 from benchmarks import overcommit
 from benchmarks.rows import medians, read_figures
 from benchmarks.targets import FIGURE_TARGETS
+from headrace.engine.load import LoadOptions, load_engine
 from headrace.kv.lookahead.base import Allocation
 from headrace.kv.tables import blocks_for
+from headrace.sim.run import Job
+from tests.support.make_model import make_gguf
 
 
 def test_the_pool_is_too_small_and_holds_the_longest() -> None:
@@ -44,3 +48,20 @@ def test_a_run_writes_the_figures_that_have_targets(
     assert found["cores, lookahead, recomputed"] < found["cores, on-demand, recomputed"]
     assert found["cores, reserve-max, recomputed"] == 0
     assert {value for name, value in found.items() if name.endswith("deadlocks")} == {0.0}
+
+
+def test_a_real_model_ends_its_answers_where_the_trace_says(tmp_path: Path) -> None:
+    loaded = load_engine(
+        make_gguf(tmp_path / "m.gguf").path, LoadOptions(kv_cache_bytes=4 << 20, threads=1)
+    )
+    lengths = [3, 1, 17, 40, 9]
+    jobs = [Job(0.0, array("i", [1 + i] * (5 + i)), n, 50) for i, n in enumerate(lengths)]
+    try:
+        found = overcommit.play(overcommit.real(loaded), "lookahead", 12, jobs)
+    finally:
+        loaded.close()
+    assert sorted(len(o.token_times) for o in found.run.good) == sorted(lengths)
+    assert found.run.computed_rows >= sum(5 + i + n - 1 for i, n in enumerate(lengths))
+    assert found.run.recomputed_rows == found.foresight.num_recomputed
+    assert found.num_stuck == 0
+    assert found.foresight.score.num_outputs == len(lengths)
