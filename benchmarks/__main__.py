@@ -116,6 +116,9 @@ def _figures(run: Run, args: argparse.Namespace) -> None:
         return
     path = run.path(args.results)
     options = [str(_model(run.model, args))] if run.model else []
+    if run.only is not None:
+        only = [name for name in run.only if name in (args.only or RIVALS)]
+        options += ["--rivals", str(args.rivals), *(f"--only={name}" for name in only)]
     if _call(run.module, [*options, "--rounds", str(args.rounds), "--out", str(path)]):
         _write_facts(path, MODELS.get(run.model, "no model"))
 

@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -29,10 +30,11 @@ from headrace import LLM, SamplingParams
 
 @dataclass
 class Stream:
-    """One connection: when its events arrived and how many tokens they carried."""
+    """One connection, the beginning of what it said, and when its events arrived."""
 
     sock: socket.socket
     times: list[float] = field(default_factory=list)
+    head: bytes = b""
     buffer: bytes = b""
     ended: bool = False
 
@@ -42,41 +44,46 @@ def make_prompts(count: int, length: int) -> list[list[int]]:
     return [[rng.randrange(1000, 30000) for _ in range(length)] for _ in range(count)]
 
 
-def run_offline(model: str, prompts: list[list[int]], tokens: int) -> float:
-    """Tokens per second of the whole batch, prefill included."""
+def run_offline(model: str, first: list[int], prompts: list[list[int]], tokens: int) -> float:
+    """Tokens per second of the whole batch, prefill included, after a first prompt."""
     params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
     with LLM(model) as llm:
-        llm.generate(prompts[:1], params)
+        llm.generate([first], params)
         started = time.perf_counter()
         llm.generate([list(p) for p in prompts], params)
         return len(prompts) * tokens / (time.perf_counter() - started)
 
 
-def open_stream(port: int, prompt: list[int], tokens: int) -> Stream:
-    body = json.dumps(
-        {
-            "model": "bench",
-            "prompt": prompt,
-            "max_tokens": tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-        }
-    ).encode()
+def open_stream(port: int, body: Mapping[str, object]) -> Stream:
+    """Ask for a completion that is streamed."""
+    data = json.dumps(body).encode()
     head = (
         f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n"
+        "Connection: close\r\n\r\n"
     ).encode()
     sock = socket.create_connection(("127.0.0.1", port))
-    sock.sendall(head + body)
+    sock.sendall(head + data)
     sock.setblocking(False)
     return Stream(sock)
+
+
+def body_of(prompt: list[int], tokens: int) -> dict[str, object]:
+    return {
+        "model": "bench",
+        "prompt": prompt,
+        "max_tokens": tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+    }
 
 
 def read_events(stream: Stream) -> None:
     """Count the complete `data:` lines that arrived."""
     data = stream.sock.recv(1 << 16)
     now = time.perf_counter()
+    stream.head = stream.head or data
     stream.buffer += data
     *lines, stream.buffer = stream.buffer.split(b"\n")
     for line in lines:
@@ -92,7 +99,7 @@ def run_http(port: int, prompts: list[list[int]], tokens: int) -> tuple[float, l
     """Tokens per second over all streams, and the streams."""
     selector = selectors.DefaultSelector()
     started = time.perf_counter()
-    streams = [open_stream(port, prompt, tokens) for prompt in prompts]
+    streams = [open_stream(port, body_of(prompt, tokens)) for prompt in prompts]
     for stream in streams:
         selector.register(stream.sock, selectors.EVENT_READ, stream)
     while not all(s.ended for s in streams):
@@ -136,16 +143,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=count, default=3)
     parser.add_argument("--out", type=Path, default=None)
     args = parser.parse_args()
-    prompts = make_prompts(args.streams, 64)
+    first, *prompts = make_prompts(args.streams + 1, 64)
     command = [sys.executable, "-m", "headrace.cli", "serve", args.model]
     command += ["--served-model-name", "bench", "--port", str(args.port)]
     figures: list[Figure] = []
     for number in range(args.rounds):
-        offline = run_offline(args.model, prompts, args.tokens)
+        offline = run_offline(args.model, first, prompts, args.tokens)
         server = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         try:
             wait_until_ready(args.port)
-            run_http(args.port, prompts[:1], 8)
+            run_http(args.port, [first], 8)
             before = time.process_time()
             rate, streams = run_http(args.port, prompts, args.tokens)
             client_s = time.process_time() - before

@@ -69,13 +69,13 @@ class Lineup:
         if model == "folder":
             assert self.rivals is not None
             path = str(make_folder(self.model, self.rivals / "weights" / self.model.stem))
-        environment = {"PYTHONPATH": ""} | _preloaded(python)
+        environment = {"PYTHONPATH": ""} | preloaded(python)
         for setting, flags in settings.items():
             command = [str(python), "-m", _MODULE + module, path, "--threads", str(self.threads)]
             yield Launch(f"{name} {setting}", [*command, *flags], environment)
 
 
-def _vllm_dtypes() -> tuple[str, ...]:
+def vllm_dtypes() -> tuple[str, ...]:
     """bfloat16 is several times slower where the processor does not multiply it (prompts of 512 on
     AVX2: 88 tokens/s, in float32 577), and to start takes minutes: it is left out there."""
     return ("float32", "bfloat16") if multiplies_bf16() else ("float32",)
@@ -99,7 +99,7 @@ _SETTINGS: dict[str, tuple[str, str, dict[str, list[str]]]] = {
     vllm_cpu.NAME: (
         "vllm_cpu_system",
         "folder",
-        {dtype: ["--dtype", dtype] for dtype in _vllm_dtypes()},
+        {dtype: ["--dtype", dtype] for dtype in vllm_dtypes()},
     ),
     openvino.NAME: (
         "openvino_system",
@@ -109,7 +109,7 @@ _SETTINGS: dict[str, tuple[str, str, dict[str, list[str]]]] = {
 }
 
 
-def _preloaded(python: Path) -> dict[str, str]:
+def preloaded(python: Path) -> dict[str, str]:
     """The OpenMP library that vLLM's manual says to preload, where the environment has it."""
     library = python.parent.parent / "lib" / "libiomp5.so"
     return {"LD_PRELOAD": str(library)} if library.exists() else {}

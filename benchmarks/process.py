@@ -22,7 +22,7 @@ MAX_ATTEMPTS = 5
 PR_SET_PDEATHSIG = 1
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """In the child: a driver that is killed may not leave a stopped process behind (prctl(2))."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -71,7 +71,7 @@ class System:
             cwd=ROOT,
             env={**os.environ, **launch.environment},
             start_new_session=True,
-            preexec_fn=_die_with_parent,  # noqa: PLW1509 (this process has no other threads)
+            preexec_fn=die_with_parent,  # noqa: PLW1509 (this process has no other threads)
         )
         try:
             self.version = str(self._answer()["version"])

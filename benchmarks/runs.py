@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from benchmarks import servers
 from benchmarks.rivals import llama_cpp
 from benchmarks.speed import LONG_POINTS, POINTS, VERIFY_POINTS, Command
 
@@ -150,6 +151,14 @@ _RUNS = (
         "figures",
         only=None,
         module="benchmarks.prefix_programs",
+    ),
+    Run(
+        "18",
+        "warm-ttft",
+        "first tokens behind a shared prefix over HTTP, and a crowd that begins alike",
+        "figures",
+        only=servers.RIVALS,
+        module="benchmarks.warm_ttft",
     ),
 )
 RUNS: dict[str, Run] = {run.number: run for run in _RUNS}

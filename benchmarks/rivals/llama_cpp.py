@@ -21,7 +21,7 @@ def main() -> None:
         "CMAKE_ARGS": "-DGGML_NATIVE=ON -DCMAKE_BUILD_TYPE=Release",
         "CMAKE_BUILD_PARALLEL_LEVEL": str(os.cpu_count() or 1),
     }
-    requirement = f"{PACKAGE}=={VERSION}"
+    requirement = f"{PACKAGE}[server]=={VERSION}"
     environment.pip("install", "--no-binary", PACKAGE, requirement, "numpy", variables=variables)
 
 
