@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypedDict
 
 from headrace.engine.sampling import SamplingParams
@@ -45,10 +45,13 @@ class Message(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Tokens of requests: of their prompts, how many of those were cached, of their outputs."""
+    """Tokens of requests: of their prompts, how many of those were cached, of their outputs.
+
+    What was cached depends on who came first, so it does not make results unequal.
+    """
 
     prompt: int = 0
-    cached: int = 0
+    cached: int = field(default=0, compare=False)
     output: int = 0
 
     def __add__(self, other: Counts) -> Counts:
