@@ -146,7 +146,7 @@ _RUNS = (
     ),
     Run(
         "17",
-        "prefix-programs",
+        "programs",
         "prefill that the prefix cache saves programs, and what it costs others",
         "figures",
         only=None,
