@@ -178,6 +178,7 @@ class BlockPool:
                 freed.append(block)
         self.num_idle -= len(freed)
         if freed:
+            freed.sort()  # paths lose their blocks from their ends, and runs are added as such
             self._free.add_all(freed)
 
     def count(self, block: int) -> int:
