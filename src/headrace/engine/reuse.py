@@ -225,8 +225,16 @@ class Reuse:
     # ---- keeping ----
 
     def written(self, seq: SequenceState, num_rows: int) -> None:
-        """The last `num_rows` computed positions are new: keep the blocks that they filled."""
-        if self.cache is not None and seq.hold is not None and seq.computed % BLOCK_LEN < num_rows:
+        """The last `num_rows` computed positions are new: keep the blocks that they filled.
+
+        What was decoded enters up to a block later: sequences that began together would otherwise
+        all do so in the same step.
+        """
+        if self.cache is None or seq.hold is None:
+            return
+        is_decoded = seq.computed > seq.request.prompt_len
+        at = seq.computed + seq.key if is_decoded else seq.computed
+        if at % BLOCK_LEN < num_rows:
             self.cache.insert(seq.hold, seq.tokens, seq.tables.tables, seq.computed)
 
     def fork(self, parent: SequenceState, twin: SequenceState) -> None:
