@@ -27,6 +27,19 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def signal_group(process: subprocess.Popen[Any], number: signal.Signals) -> None:
+    """Signal the group that a process leads; it may have ended."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+
+
+def last_words(log: IO[bytes]) -> str:
+    """The last line of what a process wrote before it ended."""
+    log.seek(0)
+    lines = log.read().decode(errors="replace").strip().splitlines()
+    return f"it ended early: {lines[-1][:200]}" if lines else "it ended early"
+
+
 class UnavailableError(Exception):
     """A system cannot be measured, or not at this point; the text says why."""
 
@@ -112,10 +125,10 @@ class System:
         if self._process.stdin is not None and not self._process.stdin.closed:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
-        self._signal(signal.SIGCONT)
+        signal_group(self._process, signal.SIGCONT)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=15)
-        self._signal(signal.SIGKILL)  # also what it has left behind in its group
+        signal_group(self._process, signal.SIGKILL)  # also what it has left behind in its group
         self._process.wait()
         self._log.close()
         if self._process.stdout is not None:
@@ -123,31 +136,22 @@ class System:
 
     def _ask(self, command: Mapping[str, object]) -> dict[str, Any]:
         assert self._process.stdin is not None
-        self._signal(signal.SIGCONT)
+        signal_group(self._process, signal.SIGCONT)
         try:
             self._process.stdin.write(json.dumps(command) + "\n")
             self._process.stdin.flush()
             return self._answer()
         except BrokenPipeError:
-            raise UnavailableError(self._last_words()) from None
+            raise UnavailableError(last_words(self._log)) from None
         finally:
-            self._signal(signal.SIGSTOP)
+            signal_group(self._process, signal.SIGSTOP)
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise UnavailableError(self._last_words())
+            raise UnavailableError(last_words(self._log))
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise UnavailableError(str(answer["error"]))
         return answer
-
-    def _signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
-
-    def _last_words(self) -> str:
-        self._log.seek(0)
-        lines = self._log.read().decode(errors="replace").strip().splitlines()
-        return f"it ended early: {lines[-1][:200]}" if lines else "it ended early"

@@ -18,7 +18,13 @@ from typing import Any
 
 from benchmarks.http_streams import Stream, open_stream, read_events
 from benchmarks.lineup import OURS, SOURCE, preloaded, vllm_dtypes
-from benchmarks.process import ROOT, UnavailableError, die_with_parent
+from benchmarks.process import (
+    ROOT,
+    UnavailableError,
+    die_with_parent,
+    last_words,
+    signal_group,
+)
 from benchmarks.rivals import llama_cpp, vllm_cpu
 from benchmarks.rivals.environment import python_of
 from benchmarks.rivals.hf_folder import make_folder
@@ -208,19 +214,19 @@ class Server:
         return stream.times[0]
 
     def resume(self) -> None:
-        self._signal(signal.SIGCONT)
+        signal_group(self._process, signal.SIGCONT)
 
     def pause(self) -> None:
         if self._launch.spins:
-            self._signal(signal.SIGSTOP)
+            signal_group(self._process, signal.SIGSTOP)
 
     def close(self) -> None:
         """End it; what does not leave by itself is killed."""
-        self._signal(signal.SIGCONT)
+        signal_group(self._process, signal.SIGCONT)
         self._process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=30)
-        self._signal(signal.SIGKILL)  # also what it has left behind in its group
+        signal_group(self._process, signal.SIGKILL)  # also what it has left behind in its group
         self._process.wait()
         self._log.close()
 
@@ -229,7 +235,7 @@ class Server:
         deadline = time.monotonic() + READY_S
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
-                raise UnavailableError(self._last_words())
+                raise UnavailableError(last_words(self._log))
             with (
                 contextlib.suppress(OSError),
                 socket.create_connection(("127.0.0.1", self._port), timeout=10) as sock,
@@ -239,12 +245,3 @@ class Server:
                     return
             time.sleep(0.2)
         raise UnavailableError(f"not ready within {READY_S:.0f} s")
-
-    def _signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
-
-    def _last_words(self) -> str:
-        self._log.seek(0)
-        lines = self._log.read().decode(errors="replace").strip().splitlines()
-        return f"it ended early: {lines[-1][:200]}" if lines else "it ended early"
