@@ -8,6 +8,7 @@ from concurrent.futures import Future, InvalidStateError
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+from headrace.engine.base import DEFAULT_OPTIONS, RequestOptions
 from headrace.engine.sampling import SamplingParams
 from headrace.errors import HeadraceError
 from headrace.program.base import Counts, Generated, Message, Scored
@@ -20,10 +21,11 @@ T = TypeVar("T")
 
 
 class InProcessRuntime:
-    """Implements base.Runtime over an LLM, which it does not own."""
+    """Implements base.Runtime over an LLM, which it does not own. `options`: of all requests."""
 
-    def __init__(self, llm: LLM) -> None:
+    def __init__(self, llm: LLM, options: RequestOptions = DEFAULT_OPTIONS) -> None:
         self._llm = llm
+        self._options = options
 
     def encode(self, texts: Sequence[str], *, add_special: bool) -> Future[list[list[int]]]:
         return _done(
@@ -37,17 +39,20 @@ class InProcessRuntime:
         return _done(lambda: self._llm.render(messages))
 
     def generate(self, ids: Sequence[int], params: SamplingParams) -> Future[Generated]:
-        return _read(lambda: self._llm.submit(ids, params), _generated)
+        return _read(lambda: self._submit(ids, params), _generated)
 
     def score(self, prefix: Sequence[int], tails: Sequence[Sequence[int]]) -> list[Future[Scored]]:
         params = SamplingParams(
             max_tokens=0, prompt_logprobs=0, prompt_logprobs_from=len(prefix), seed=0
         )
         prompts = [[*prefix, *tail] for tail in tails]
-        return [_read(partial(self._llm.submit, prompt, params), _scored) for prompt in prompts]
+        return [_read(partial(self._submit, prompt, params), _scored) for prompt in prompts]
 
     def abandon(self, prefix: Sequence[int], tails: Sequence[Sequence[int]]) -> None:
-        self._llm.abandon(prefix, tails)
+        self._llm.abandon(prefix, tails, self._options.salt)
+
+    def _submit(self, ids: Sequence[int], params: SamplingParams) -> Future[Output]:
+        return self._llm.submit(ids, params, options=self._options)
 
     def close(self) -> None:
         """What runs was cancelled by the session; the LLM is its owner's."""

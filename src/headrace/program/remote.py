@@ -10,8 +10,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from headrace.engine.base import DEFAULT_OPTIONS, RequestOptions
 from headrace.engine.sampling import SamplingParams
 from headrace.errors import HeadraceError, RequestError
+from headrace.kv.radix.base import DEFAULT_RETENTION
 from headrace.program.base import SESSION_HEADER, Counts, Generated, Message, Scored
 from headrace.program.wire import HttpClient, Response
 from headrace.urls import parse_url
@@ -94,13 +96,22 @@ class _ErrorBody(msgspec.Struct):
 class RemoteRuntime:
     """Implements base.Runtime over a server. An event loop of its own, in a thread, does the I/O.
 
+    `options`: of all requests; the default ones are not sent, as other servers do not know them.
     Raises HeadraceError for a URL that is none.
     """
 
     def __init__(
-        self, url: str, session_id: str, *, model: str | None, api_key: str | None
+        self,
+        url: str,
+        session_id: str,
+        *,
+        model: str | None,
+        api_key: str | None,
+        options: RequestOptions = DEFAULT_OPTIONS,
     ) -> None:
         target = parse_url(url, api_key)
+        self._extra = _extra_fields(options)
+        self._salt = {"salt": options.salt} if options.salt else {}
         self._model = model
         self._finding: asyncio.Lock = asyncio.Lock()
         self._client = HttpClient(target, [(SESSION_HEADER, session_id)])
@@ -133,7 +144,7 @@ class RemoteRuntime:
 
     def abandon(self, prefix: Sequence[int], tails: Sequence[Sequence[int]]) -> None:
         for part in _parts(tails, MAX_IDS - len(prefix)):
-            self._start(self._hint({"prefix": prefix, "tails": part}))
+            self._start(self._hint({"prefix": prefix, "tails": part, **self._salt}))
 
     def close(self) -> None:
         with self._lock:
@@ -178,7 +189,7 @@ class RemoteRuntime:
 
     async def _generate(self, ids: Sequence[int], params: SamplingParams) -> Generated:
         fields = {k: v for k, v in msgspec.structs.asdict(params).items() if v is not None}
-        body = {**fields, "prompt": ids, "return_token_ids": True}
+        body = {**fields, "prompt": ids, "return_token_ids": True, **self._extra}
         done = await self._post("/v1/completions", body, _Completion)
         if not done.choices:
             raise HeadraceError("The server's answer has no choice.")
@@ -199,6 +210,7 @@ class RemoteRuntime:
             "max_tokens": 0,
             "prompt_logprobs": 0,
             "prompt_logprobs_from": len(prefix),
+            **self._extra,
         }
         done = await self._post("/v1/completions", body, _Completion)
         try:
@@ -253,6 +265,17 @@ class RemoteRuntime:
             return msgspec.json.decode(response.body, type=kind)
         except msgspec.DecodeError as error:
             raise HeadraceError(f"The server's answer to {path} is odd: {error}.") from None
+
+
+def _extra_fields(options: RequestOptions) -> dict[str, Any]:
+    """What a request says of its place in the queue and of the cache, if it is not the default."""
+    keep = options.retention
+    cache = {"ttl": keep.ttl_s, "salt": options.salt or None}
+    if keep.priority != DEFAULT_RETENTION.priority:
+        cache["priority"] = keep.priority
+    fields: dict[str, Any] = {"priority": options.priority} if options.priority else {}
+    said = {name: value for name, value in cache.items() if value is not None}
+    return {**fields, "cache": said} if said else fields
 
 
 def _parts(tails: Sequence[Sequence[int]], most: int) -> Iterator[list[Sequence[int]]]:

@@ -11,6 +11,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
+from headrace.engine.base import DEFAULT_OPTIONS, RequestOptions
 from headrace.engine.sampling import mix64
 from headrace.errors import CancelledBranchError, HeadraceError, ProgramError, RequestError
 from headrace.program.base import Counts, Runtime
@@ -38,6 +39,8 @@ class BaseSession:
     `target`: an LLM of this process, or the URL of a server (`http://127.0.0.1:8000`) with the name
     of one of its models (None: the only one it has) and its key. `seed` decides everything that is
     drawn; None: a new one, in `session.seed`. `timeout_s`: the longest wait for one answer.
+    `options`: how all its requests are queued, and what is kept of them; RequestError if they are
+    out of range.
     """
 
     def __init__(
@@ -48,7 +51,9 @@ class BaseSession:
         api_key: str | None = None,
         seed: int | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
+        options: RequestOptions = DEFAULT_OPTIONS,
     ) -> None:
+        options.validate()
         if seed is not None and type(seed) is not int:
             raise RequestError("The seed is a whole number.", param="seed", code="invalid_type")
         if not timeout_s > 0:
@@ -56,7 +61,7 @@ class BaseSession:
         self.seed = secrets.randbits(53) if seed is None else seed
         self.session_id = f"session-{secrets.token_hex(12)}"
         self.timeout_s = timeout_s
-        self.runtime = _runtime(target, self.session_id, model, api_key)
+        self.runtime = _runtime(target, self.session_id, model, api_key, options)
         self.encoder = Encoder(self.runtime)
         self.scope = Scope(_CLOSED)
         self._lock = threading.Lock()
@@ -204,12 +209,16 @@ class AsyncSession(BaseSession):
 
 
 def _runtime(
-    target: LLM | str | Runtime, session_id: str, model: str | None, api_key: str | None
+    target: LLM | str | Runtime,
+    session_id: str,
+    model: str | None,
+    api_key: str | None,
+    options: RequestOptions,
 ) -> Runtime:
     if isinstance(target, str):
         from headrace.program.remote import RemoteRuntime
 
-        return RemoteRuntime(target, session_id, model=model, api_key=api_key)
+        return RemoteRuntime(target, session_id, model=model, api_key=api_key, options=options)
     from headrace.engine.llm import LLM
 
     if model is not None or api_key is not None:
@@ -217,7 +226,9 @@ def _runtime(
     if isinstance(target, LLM):
         from headrace.program.in_process import InProcessRuntime
 
-        return InProcessRuntime(target)
+        return InProcessRuntime(target, options)
+    if options != DEFAULT_OPTIONS:
+        raise HeadraceError("options go with an LLM or the URL of a server.")
     return target
 
 

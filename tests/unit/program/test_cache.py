@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from headrace import LLM
+from headrace import LLM, RequestOptions, Retention
+from headrace.errors import HeadraceError, RequestError
 from headrace.program import Session
 from tests.support.make_model import make_gguf
 from tests.support.programs import PROGRAMS
+from tests.support.scripted_runtime import ScriptedRuntime
 from tests.support.serving import eventually
 
 
@@ -45,3 +47,26 @@ def test_a_program_finds_the_same_whatever_is_cached(
         assert _run(llm, program) == expected
         # All of it was there.
         assert llm.engine.stats.num_inserted_blocks - inserted < inserted / 2
+
+
+def test_sessions_share_what_they_cache_only_with_the_same_salt(path: Path) -> None:
+    def cached(llm: LLM, salt: str) -> int:
+        with Session(llm, seed=5, options=RequestOptions(salt=salt)) as session:
+            session.prompt("one two three four " * 8).gen(max_tokens=2)
+            return session.counts.cached
+
+    with LLM(path, kv_cache_bytes=4 << 20, threads=1) as llm:
+        assert cached(llm, "a") == 0
+        assert cached(llm, "b") == 0
+        assert cached(llm, "a") > 0
+
+
+def test_options_that_no_session_can_have(path: Path) -> None:
+    expired = RequestOptions(retention=Retention(ttl_s=-1.0))
+    with (
+        LLM(path, kv_cache_bytes=4 << 20, threads=1) as llm,
+        pytest.raises(RequestError, match=r"cache\.ttl must be above 0"),
+    ):
+        Session(llm, options=expired)
+    with pytest.raises(HeadraceError, match="options go with an LLM"):
+        Session(ScriptedRuntime(), options=RequestOptions(salt="a"))

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from headrace.engine.base import RequestOptions
 from headrace.engine.sampling import SamplingParams
 from headrace.errors import HeadraceError, RequestError
+from headrace.kv.radix.base import Retention
 from headrace.program import Session, remote
 from headrace.program.base import Counts, Generated
 from headrace.program.remote import RemoteRuntime
@@ -231,3 +233,25 @@ def test_urls_that_are_none(url: str) -> None:
     with pytest.raises(HeadraceError, match="is no URL"):
         Session(url)
     assert not threads()
+
+
+def test_options_go_with_every_request_and_default_ones_are_not_sent() -> None:
+    retention = Retention(priority=70, ttl_s=60.0)
+    options = RequestOptions(priority=-2, salt="tenant", retention=retention)
+    with ScriptedServer(lambda number, body: [http(COMPLETION)]) as server:
+        made = RemoteRuntime(server.url, "s", model="m", api_key=None, options=options)
+        made.generate([1], PARAMS).result(20)
+        (scored,) = made.score([1], [[2]])
+        with pytest.raises(HeadraceError):
+            scored.result(20)  # the script knows no scores
+        made.abandon([1], [[2]])
+        made.close()
+        plain = runtime(server, "m")
+        plain.generate([1], PARAMS).result(20)
+        plain.close()
+    *both, hint, last = server.bodies
+    for body in both:
+        assert body["priority"] == -2
+        assert body["cache"] == {"ttl": 60.0, "salt": "tenant", "priority": 70}
+    assert hint == {"model": "m", "prefix": [1], "tails": [[2]], "salt": "tenant"}
+    assert not {"priority", "cache"} & set(last)
