@@ -1,7 +1,8 @@
 """Markdown tables made from the raw rows of the numbered runs.
 
 `python -m benchmarks report` puts each between its markers in docs/benchmarks.md and README.md:
-<!-- begin 01 --> ... <!-- end 01 -->. A run without rows leaves what is there.
+<!-- begin 01 --> ... <!-- end 01 -->. A run without rows leaves what is there. The plots of
+benchmarks.plots go into docs/plots.
 """
 
 from __future__ import annotations
@@ -13,22 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.accuracy_report import accuracy_section
+from benchmarks.figures import figure_targets, figures_tables, rounds, series_of
 from benchmarks.lineup import OURS
+from benchmarks.markdown import table
+from benchmarks.plots import FOLDER as PLOTS
+from benchmarks.plots import file_name, plot, plot_line
 from benchmarks.results_view import Results
-from benchmarks.rows import RESULTS, ROOF, Row, medians, read_figures, read_run
+from benchmarks.rows import RESULTS, ROOF, Row, read_figures, read_run
 from benchmarks.runs import RUNS, Run
-from benchmarks.targets import FIGURE_TARGETS, TARGETS, Target
+from benchmarks.targets import TARGETS, Target
 
 _GIGA_UNITS = {"bytes": "GB", "operations": "Gop"}
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "docs" / "benchmarks.md", ROOT / "README.md")
 _MARKED = re.compile(r"(<!-- begin (?P<name>[\w-]+) -->\n).*?(<!-- end (?P=name) -->)", re.DOTALL)
-
-
-def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
-    rows = [head, ["---"] * len(head), *lines]
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
 def speed_table(rows: Sequence[Row], facts: Mapping[str, Any]) -> str:
@@ -82,13 +81,14 @@ def run_section(run: Run, folder: Path = RESULTS) -> str | None:
     if not path.is_file():
         return None
     if run.kind == "figures":
-        return _figures_section(run, path)
+        return _figures_section(run, folder)
     rows, facts = read_run(path)
     results = Results(rows, facts)
     if not results.points():
         return None
     body = start_table(results) if run.kind == "start" else speed_table(rows, facts)
-    parts = [conditions(facts), body, targets_table(run.number, results), remarks(results)]
+    parts = [conditions(facts), plot_line(run, folder), body]
+    parts += [targets_table(run.number, results), remarks(results)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -115,8 +115,8 @@ def conditions(facts: Mapping[str, Any]) -> str:
 
 def remarks(results: Results) -> str:
     """Roof, rounds, contended rows, and what was left out with the reason."""
-    rounds = len({r.round for r in results.rows})
-    lines = [f"- {rounds} rounds; {results.contended()} of {len(results.rows)} rows contended."]
+    num_rounds = len({r.round for r in results.rows})
+    lines = [f"- {num_rounds} rounds; {results.contended()} of {len(results.rows)} rows contended."]
     for point in dict.fromkeys(r.point for r in results.rows if r.system == ROOF):
         rate = results.rate(point, ROOF)
         unit = next(r.unit for r in results.rows if r.point == point)
@@ -126,19 +126,14 @@ def remarks(results: Results) -> str:
     return "\n".join(lines)
 
 
-def _figures_section(run: Run, path: Path) -> str:
-    bounds = FIGURE_TARGETS.get(run.number, {})
-    lines = []
-    for name, (value, unit, rounds) in medians(read_figures(path)).items():
-        line = [name, f"{value:.4g} {unit}", str(rounds), "-", "-"]
-        if name in bounds:
-            bound, at_most = bounds[name]
-            reached = value <= bound if at_most else value >= bound
-            line[3:] = [f"{'<=' if at_most else '>='} {bound:g}", "yes" if reached else "no"]
-        lines.append(line)
+def _figures_section(run: Run, folder: Path) -> str:
+    path = run.path(folder)
+    figures = read_figures(path)
+    found = series_of(figures)
     facts = path.with_suffix(".json")
-    head = [conditions(json.loads(facts.read_text("utf-8")))] if facts.is_file() else []
-    return "\n\n".join([*head, table(["figure", "median", "rounds", "bound", "reached"], lines)])
+    head = conditions(json.loads(facts.read_text("utf-8"))) if facts.is_file() else ""
+    parts = [head, plot_line(run, folder), figures_tables(found), figure_targets(run.number, found)]
+    return "\n\n".join(part for part in [*parts, rounds(found, figures)] if part)
 
 
 def readme_table(folder: Path = RESULTS) -> str | None:
@@ -173,15 +168,21 @@ def fill(page: str, texts: Mapping[str, str]) -> str:
     return _MARKED.sub(replace, page)
 
 
-def main(folder: Path = RESULTS, pages: Sequence[Path] = PAGES) -> None:
-    """Write the tables into the pages."""
+def main(
+    folder: Path = RESULTS, pages: Sequence[Path] = PAGES, plots: Path = ROOT / "docs" / PLOTS
+) -> None:
+    """Write the tables into the pages, and the plots into their folder."""
     texts = sections(folder)
-    for page in pages:
-        before = page.read_text("utf-8")
-        after = fill(before, texts)
-        if after != before:
-            page.write_text(after, "utf-8")
-            print(f"{page.name}: changed")
+    written = {page: fill(page.read_text("utf-8"), texts) for page in pages}
+    for run in RUNS.values():
+        chart = plot(run, folder)
+        if chart is not None:
+            written[plots / file_name(run)] = chart.svg()
+    plots.mkdir(exist_ok=True)
+    for path, text in written.items():
+        if not path.is_file() or path.read_text("utf-8") != text:
+            path.write_text(text, "utf-8")
+            print(f"{path.name}: changed")
 
 
 def _number(value: float | None) -> str:

@@ -41,6 +41,11 @@ class Results:
         chosen = system if self._rows(point, system) else self.best(point, system)
         return None if chosen is None else self._median(point, chosen)
 
+    def rates(self, point: str, system: str) -> list[float]:
+        """The same of every round; nothing where it was not measured."""
+        chosen = system if self._rows(point, system) else self.best(point, system)
+        return [] if chosen is None else [r.rate for r in self._rows(point, chosen)]
+
     def ratio(self, point: str, ours: str, other: str) -> float | None:
         """The median of per-round ratios of two systems, or of families at their best settings."""
         first = ours if self._rows(point, ours) else self.best(point, ours)

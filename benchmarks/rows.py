@@ -73,18 +73,26 @@ def read_run(path: Path) -> tuple[list[Row], dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Figure:
-    """One value of a run that measures something else than tokens of systems."""
+    """One value of a run that measures something else than tokens of systems.
+
+    `attempts` and `contended` as in Row; 0 attempts when nobody looked whether others were busy.
+    """
 
     round: int
     figure: str
     value: float
     unit: str
+    attempts: int = 0
+    contended: int = 0
 
 
 def write_figures(path: Path, figures: Sequence[Figure]) -> None:
     """Figures of the runs that are programs of their own (`--out` of http_streams, memory, ...)."""
+    names = [field.name for field in fields(Figure)]
+    if not any(figure.attempts for figure in figures):
+        names = names[: names.index("attempts")]
     with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(Figure)])
+        writer = csv.DictWriter(file, names, extrasaction="ignore")
         writer.writeheader()
         writer.writerows(asdict(figure) for figure in figures)
 
@@ -96,7 +104,14 @@ def read_figures(path: Path) -> list[Figure]:
     if lines and "situation" in lines[0]:
         return _situations(lines)
     return [
-        Figure(int(line["round"]), line["figure"], float(line["value"]), line["unit"])
+        Figure(
+            int(line["round"]),
+            line["figure"],
+            float(line["value"]),
+            line["unit"],
+            int(line.get("attempts", 0)),
+            int(line.get("contended", 0)),
+        )
         for line in lines
     ]
 
