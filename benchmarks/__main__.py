@@ -21,7 +21,7 @@ from pathlib import Path
 from benchmarks import machine, report, start
 from benchmarks.arguments import count, folder
 from benchmarks.lineup import RIVALS, Lineup
-from benchmarks.process import MAX_ATTEMPTS
+from benchmarks.machine import MAX_ATTEMPTS
 from benchmarks.rivals import llama_cpp
 from benchmarks.rivals.environment import default_folder, python_of
 from benchmarks.rows import RESULTS
@@ -119,6 +119,7 @@ def _figures(run: Run, args: argparse.Namespace) -> None:
     if run.only is not None:
         only = [name for name in run.only if name in (args.only or RIVALS)]
         options += ["--rivals", str(args.rivals), *(f"--only={name}" for name in only)]
+    options += ["--busy"] if run.repeats and args.busy else []
     if _call(run.module, [*options, "--rounds", str(args.rounds), "--out", str(path)]):
         _write_facts(path, MODELS.get(run.model, "no model"))
 

@@ -18,7 +18,7 @@ from benchmarks.targets import FIGURE_TARGETS
 
 @dataclass(frozen=True)
 class Series:
-    """A figure's value in every round."""
+    """A figure's value in every round, or all of them if a round has several."""
 
     name: str
     unit: str
@@ -124,11 +124,10 @@ def _yes(reached: bool) -> str:
     return "yes" if reached else "no"
 
 
-def rounds(found: Mapping[str, Series], figures: Sequence[Figure]) -> str:
-    """How many rounds the medians are of, and how many rows others disturbed, if that was seen."""
-    counts = sorted({len(series.values) for series in found.values()})
-    span = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    text = f"- Medians of {span} rounds" if counts != [1] else "- One round"
+def rounds(figures: Sequence[Figure]) -> str:
+    """How many rounds there were, and how many rows others disturbed, if that was seen."""
+    num_rounds = len({figure.round for figure in figures})
+    text = f"- Medians of {num_rounds} rounds" if num_rounds > 1 else "- One round"
     watched = [figure for figure in figures if figure.attempts]
     if watched:
         num_contended = sum(figure.contended for figure in watched)

@@ -2,7 +2,7 @@
 
 The rule: a row is contended when, while it ran, other processes and the hypervisor together took
 more than `CONTENDED_SHARE` of the cores' time, plus two clock ticks, the resolution of the
-counters.
+counters. `undisturbed` measures a row until it is not, `MAX_ATTEMPTS` times at most.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ import os
 import platform
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Generic, TypeVar
 
 CONTENDED_SHARE = 0.05
+MAX_ATTEMPTS = 5
 BUSY_SHARE = 0.10
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 ROOT = Path(__file__).parent.parent
@@ -60,6 +63,33 @@ class Contention:
     def is_contended(self) -> bool:
         allowed = CONTENDED_SHARE * self.core_s + 2 * TICK_S
         return self.others_s + self.stolen_s > allowed
+
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Attempted(Generic[Value]):
+    """What the last of so many attempts gave; `contended` if others disturbed that one, too."""
+
+    value: Value
+    attempts: int
+    contended: bool
+
+
+def undisturbed(
+    measure: Callable[[], Value], max_attempts: int = MAX_ATTEMPTS, group: int | None = None
+) -> Attempted[Value]:
+    """Measure, and again while others were busy meanwhile. `group`: the process group that works,
+    beside this process."""
+    attempt = 0
+    while True:
+        attempt += 1
+        before = CpuClock.read(group)
+        value = measure()
+        seen = Contention.between(before, CpuClock.read(group))
+        if attempt >= max_attempts or not seen.is_contended:
+            return Attempted(value, attempt, seen.is_contended)
 
 
 def parse_stat(text: str) -> tuple[float, float]:

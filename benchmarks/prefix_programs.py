@@ -10,8 +10,11 @@ Prefill time is that of the native steps in which prompts are computed, less wha
 in steps of their own. The ideal time is the share of the time without a cache that the distinct
 tokens' rows have; a row costs twice as much in a context of 2,500 tokens as it does alone.
 
-No sharing: batches of random prompts, each of which fills most of the pool, so that everything is
-inserted and evicted in vain; tokens per second with the cache over those without.
+No sharing: batches of random prompts, each of which fills four fifths of the pool, so that all is
+inserted and evicted in vain. Pairs of the same batch with the cache and without, in the order off,
+on, on, off; tokens per second with the cache over those without, of each pair.
+
+A program, and a pair, that others disturbed is run again (benchmarks.machine).
 """
 
 from __future__ import annotations
@@ -21,12 +24,14 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from benchmarks.arguments import count
+from benchmarks.machine import MAX_ATTEMPTS, Attempted, undisturbed
 from benchmarks.rows import Figure, medians, write_figures
 from benchmarks.text import benchmark_text
 from benchmarks.workloads import PROGRAMS, Pieces
@@ -38,8 +43,8 @@ from headrace.program.in_process import InProcessRuntime
 
 KV_BYTES = 512 << 20
 CONTEXT_SCALE = 2_500
-UNSHARED_KV_BYTES = 192 << 20
-UNSHARED_REQUESTS, UNSHARED_PROMPT, UNSHARED_TOKENS, UNSHARED_BATCHES = 24, 256, 32, 3
+UNSHARED_KV_BYTES = 96 << 20
+UNSHARED_REQUESTS, UNSHARED_PROMPT, UNSHARED_TOKENS, UNSHARED_PAIRS = 12, 256, 32, 8
 SETTINGS = {"off": False, "on": True}
 
 Ids = tuple[int, ...]
@@ -163,74 +168,101 @@ def run_program(model: Path, name: str, body: str, *, cache: bool) -> Run:
         return Run(steps, recorder.requests(), counts.prompt - counts.cached, wall_s)
 
 
-def measure_program(model: Path, number: int, name: str, body: str) -> Iterator[Figure]:
+def measure_program(
+    model: Path, number: int, name: str, body: str, attempts: int
+) -> Iterator[Figure]:
     """One program with the cache and without, in turns."""
     order = list(SETTINGS) if number % 2 else list(SETTINGS)[::-1]
-    runs = {key: run_program(model, name, body, cache=SETTINGS[key]) for key in order}
-    off, on = runs["off"], runs["on"]
+    got = {
+        key: undisturbed(partial(run_program, model, name, body, cache=SETTINGS[key]), attempts)
+        for key in order
+    }
+    yield from program_figures(number, name, got["off"], got["on"])
+
+
+def program_figures(
+    number: int, name: str, without: Attempted[Run], with_it: Attempted[Run]
+) -> Iterator[Figure]:
+    """Rows of the work, of times and of what was saved. Ends the program if the answers differ."""
+    off, on = without.value, with_it.value
     if off.requests != on.requests:
         raise SystemExit(f"{name}: requests or answers differ with the cache on and off")
     work = Work.of(off.requests)
     samples: dict[int, list[float]] = {}
-    for run in runs.values():
+    for run in (off, on):
         for num_rows, seconds in run.steps.decodes.items():
             samples.setdefault(num_rows, []).extend(seconds)
     decodes = {num_rows: statistics.median(seconds) for num_rows, seconds in samples.items()}
     off_s, on_s = (prefill_seconds(run.steps, decodes) for run in (off, on))
     ideal_s = off_s * work.distinct_cost / work.cost
+    disturbed = [(got.attempts, int(got.contended)) for got in (without, with_it)]
+    worst = max(attempts for attempts, _ in disturbed), max(flag for _, flag in disturbed)
     saved = (off.num_computed - on.num_computed) / (work.num_rows - work.num_distinct)
     yield Figure(number, f"{name}, prompt tokens", off.num_computed, "tokens")
     yield Figure(number, f"{name}, computed with the cache", on.num_computed, "tokens")
     yield Figure(number, f"{name}, distinct", work.num_distinct, "tokens")
     yield Figure(number, f"{name}, tokens saved of the ideal", 100 * saved, "%")
-    yield Figure(number, f"{name}, prefill without the cache", off_s, "s")
-    yield Figure(number, f"{name}, prefill with the cache", on_s, "s")
+    yield Figure(number, f"{name}, prefill without the cache", off_s, "s", *disturbed[0])
+    yield Figure(number, f"{name}, prefill with the cache", on_s, "s", *disturbed[1])
     time_saved = (off_s - on_s) / (off_s - ideal_s)
-    yield Figure(number, f"{name}, prefill time saved of the ideal", 100 * time_saved, "%")
-    yield Figure(number, f"{name}, whole time with over without", on.wall_s / off.wall_s, "x")
+    yield Figure(number, f"{name}, prefill time saved of the ideal", 100 * time_saved, "%", *worst)
+    ratio = on.wall_s / off.wall_s
+    yield Figure(number, f"{name}, whole time with over without", ratio, "x", *worst)
 
 
-def measure_unshared(model: Path, number: int) -> Figure:
-    """Random prompts with the cache and without, batch by batch in turns."""
+def measure_unshared(model: Path, number: int, attempts: int) -> Iterator[Figure]:
+    """Random prompts with the cache and without, in turns: a row of each pair, and quartiles."""
     rng = random.Random(f"round {number}")
-    seconds = dict.fromkeys(SETTINGS, 0.0)
-    params = SamplingParams(max_tokens=UNSHARED_TOKENS, temperature=0.0, ignore_eos=True)
     llms = {
         key: LLM(model, kv_cache_bytes=UNSHARED_KV_BYTES, prefix_cache=cache)
         for key, cache in SETTINGS.items()
     }
+    name, ratios = "no sharing, speed with over without", []
     try:
-        last = llms["off"].tokenizer.vocab_size - 3
-        for batch in range(1 + UNSHARED_BATCHES):
-            prompts = [
-                [rng.randrange(3, last) for _ in range(UNSHARED_PROMPT)]
-                for _ in range(UNSHARED_REQUESTS)
-            ]
-            for key in list(llms)[:: 1 if (batch + number) % 2 else -1]:
-                started = time.perf_counter()
-                llms[key].generate(list(prompts), params)
-                # The first batch fills the pool.
-                seconds[key] += time.perf_counter() - started if batch else 0.0
+        run_pair(llms, rng, list(llms))  # it fills the pool
+        for pair in range(UNSHARED_PAIRS):
+            order = list(llms)[:: -1 if pair % 2 else 1]
+            got = undisturbed(partial(run_pair, llms, rng, order), attempts)
+            ratios.append(got.value)
+            yield Figure(number, name, got.value, "x", got.attempts, int(got.contended))
     finally:
         for llm in llms.values():
             llm.close()
-    return Figure(
-        number, "no sharing, speed with over without", seconds["off"] / seconds["on"], "x"
-    )
+    quartiles = statistics.quantiles(ratios, n=4, method="inclusive")
+    for which, value in (("lower", quartiles[0]), ("upper", quartiles[2])):
+        yield Figure(number, f"no sharing, {which} quartile of the pairs", value, "x")
+
+
+def run_pair(llms: Mapping[str, LLM], rng: random.Random, order: Sequence[str]) -> float:
+    """The same new prompts once with the cache and once without; the first one's speed over the
+    other's."""
+    params = SamplingParams(max_tokens=UNSHARED_TOKENS, temperature=0.0, ignore_eos=True)
+    last = llms["off"].tokenizer.vocab_size - 3
+    prompts = [
+        [rng.randrange(3, last) for _ in range(UNSHARED_PROMPT)] for _ in range(UNSHARED_REQUESTS)
+    ]
+    seconds = {}
+    for key in order:
+        started = time.perf_counter()
+        llms[key].generate(list(prompts), params)
+        seconds[key] = time.perf_counter() - started
+    return seconds["off"] / seconds["on"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("--rounds", type=count, default=3)
+    parser.add_argument("--busy", action="store_true", help="measure although others are busy")
     parser.add_argument("--out", type=Path, default=None)
     args = parser.parse_args()
     body = benchmark_text().body
+    attempts = 1 if args.busy else MAX_ATTEMPTS
     figures: list[Figure] = []
     for number in range(args.rounds):
         for name in PROGRAMS:
-            figures += measure_program(args.model, number, name, body)
-        figures.append(measure_unshared(args.model, number))
+            figures += measure_program(args.model, number, name, body, attempts)
+        figures += measure_unshared(args.model, number, attempts)
         if args.out is not None:
             write_figures(args.out, figures)
     print(json.dumps({name: round(value, 4) for name, (value, _, _) in medians(figures).items()}))

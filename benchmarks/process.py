@@ -15,10 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from benchmarks.machine import Contention, CpuClock
+from benchmarks.machine import CpuClock, undisturbed
 
 ROOT = Path(__file__).parent.parent
-MAX_ATTEMPTS = 5
 PR_SET_PDEATHSIG = 1
 
 
@@ -95,16 +94,9 @@ class System:
 
     def measure(self, command: Mapping[str, object], *, max_attempts: int = 1) -> Measured:
         """Run one command, again while others were busy meanwhile, up to `max_attempts` times."""
-        attempt = 0
-        while True:
-            attempt += 1
-            before = self.clock()
-            answer = self._ask(command)
-            seen = Contention.between(before, self.clock())
-            if attempt >= max_attempts or not seen.is_contended:
-                break
-        seconds, tokens = float(answer["seconds"]), int(answer["tokens"])
-        return Measured(seconds, tokens, attempt, seen.is_contended)
+        got = undisturbed(lambda: self._ask(command), max_attempts, self.group)
+        seconds, tokens = float(got.value["seconds"]), int(got.value["tokens"])
+        return Measured(seconds, tokens, got.attempts, got.contended)
 
     def first_token_s(self) -> float:
         """Seconds from the start of the process to the first token of a short prompt."""

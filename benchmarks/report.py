@@ -133,7 +133,7 @@ def _figures_section(run: Run, folder: Path) -> str:
     facts = path.with_suffix(".json")
     head = conditions(json.loads(facts.read_text("utf-8"))) if facts.is_file() else ""
     parts = [head, plot_line(run, folder), figures_tables(found), figure_targets(run.number, found)]
-    return "\n\n".join(part for part in [*parts, rounds(found, figures)] if part)
+    return "\n\n".join(part for part in [*parts, rounds(figures)] if part)
 
 
 def readme_table(folder: Path = RESULTS) -> str | None:

@@ -26,7 +26,8 @@ class Run:
     `kind` speed: systems take turns (benchmarks.speed); start: benchmarks.start; accuracy:
     benchmarks.accuracy once per model; figures: `module` is run with `--out` and writes figures
     (benchmarks.rows), `model` being "" if it needs none. `only`: rivals that take part, None for
-    ours alone, empty for all.
+    ours alone, empty for all. `repeats`: its module measures contended rows again, and
+    takes `--busy`.
     """
 
     number: str
@@ -38,6 +39,7 @@ class Run:
     only: tuple[str, ...] | None = ()
     kv_dtypes: tuple[str, ...] = ()
     module: str = ""
+    repeats: bool = False
 
     def path(self, folder: Path, model: str = "") -> Path:
         """Its rows; accuracy has one file per model."""
@@ -82,6 +84,7 @@ _RUNS = (
         "figures",
         only=None,
         module="benchmarks.python_step",
+        repeats=True,
     ),
     Run(
         "09",
@@ -151,6 +154,7 @@ _RUNS = (
         "figures",
         only=None,
         module="benchmarks.prefix_programs",
+        repeats=True,
     ),
     Run(
         "18",
@@ -159,6 +163,7 @@ _RUNS = (
         "figures",
         only=servers.RIVALS,
         module="benchmarks.warm_ttft",
+        repeats=True,
     ),
 )
 RUNS: dict[str, Run] = {run.number: run for run in _RUNS}

@@ -213,6 +213,11 @@ class Server:
             raise UnavailableError(f"{self.name} refused: {stream.head[:300]!r}")
         return stream.times[0]
 
+    @property
+    def group(self) -> int:
+        """Its process group."""
+        return self._process.pid
+
     def resume(self) -> None:
         signal_group(self._process, signal.SIGCONT)
 

@@ -19,7 +19,8 @@ from typing import Any
 from benchmarks import machine
 from benchmarks.arguments import count
 from benchmarks.lineup import OURS, Lineup
-from benchmarks.process import MAX_ATTEMPTS, System, UnavailableError
+from benchmarks.machine import MAX_ATTEMPTS
+from benchmarks.process import System, UnavailableError
 from benchmarks.rivals.environment import default_folder
 from benchmarks.roof import Machine, ModelCost, bytes_of, read_beside
 from benchmarks.rows import Row, write_run

@@ -12,6 +12,7 @@ of words that are one token each, so that all servers get the same tokens as ids
 
 The bound of `warm` is the time of `alone`, and that of the 32 rows' attention over the prefix at
 half the rate of float32 multiply-adds of this machine. Of a rival's settings, the faster counts.
+A point that others disturbed is measured again (benchmarks.machine).
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ import argparse
 import json
 import random
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from benchmarks import machine
 from benchmarks.arguments import count
 from benchmarks.lineup import OURS
+from benchmarks.machine import MAX_ATTEMPTS, Attempted, undisturbed
 from benchmarks.process import UnavailableError
 from benchmarks.rivals.environment import default_folder
 from benchmarks.rows import Figure, medians, write_figures
@@ -42,8 +45,9 @@ from headrace.weights.open import open_source
 PREFIX_LEN, NEW_LEN = 2005, 32
 CROWD, CROWD_PREFIX_LEN, CROWD_TOKENS = 32, 1000, 32
 SAMPLES = 5
-POINTS = {"alone": "ms", "warm": "ms", "crowd": "s"}
 FIRST_PORT = 8780
+
+Measured = dict[str, Attempted[float]]  # by point, seconds
 
 
 class Words:
@@ -84,44 +88,70 @@ class Model:
         return 4 * seen * config.num_heads * config.head_dim * config.num_layers
 
 
-def measure(server: Server, words: Words) -> dict[str, float]:
-    """Seconds of every point, by one server."""
+def alone(server: Server, words: Words) -> float:
+    """Seconds to the first token of a short prompt."""
+    return statistics.median(
+        server.ask([words.take(NEW_LEN)], 1).first_s[0] for _ in range(SAMPLES)
+    )
+
+
+def warm(server: Server, words: Words) -> float:
+    """The same behind a prefix that the server has seen."""
+    prefix = words.take(PREFIX_LEN)
+    server.ask([prefix + words.take(NEW_LEN)], 1)
+    return statistics.median(
+        server.ask([prefix + words.take(NEW_LEN)], 1).first_s[0] for _ in range(SAMPLES)
+    )
+
+
+def crowd(server: Server, words: Words) -> float:
+    """Seconds until all of a crowd that begins alike have been answered."""
+    common = words.take(CROWD_PREFIX_LEN)
+    prompts = [common + words.take(NEW_LEN) for _ in range(CROWD)]
+    return server.ask(prompts, CROWD_TOKENS).end_s
+
+
+# Point -> what is measured, and its unit.
+POINTS: dict[str, tuple[Callable[[Server, Words], float], str]] = {
+    "alone": (alone, "ms"),
+    "warm": (warm, "ms"),
+    "crowd": (crowd, "s"),
+}
+
+
+def measure(server: Server, words: Words, attempts: int) -> Measured:
+    """Seconds of every point, by one server. A point that others disturbed is measured again, with
+    other prompts."""
     server.resume()
     try:
         server.ask([words.take(NEW_LEN)], 4)  # it has slept
-        alone = [server.ask([words.take(NEW_LEN)], 1).first_s[0] for _ in range(SAMPLES)]
-        prefix = words.take(PREFIX_LEN)
-        server.ask([prefix + words.take(NEW_LEN)], 1)
-        warm = [server.ask([prefix + words.take(NEW_LEN)], 1).first_s[0] for _ in range(SAMPLES)]
-        common = words.take(CROWD_PREFIX_LEN)
-        crowd = [common + words.take(NEW_LEN) for _ in range(CROWD)]
-        crowd_s = server.ask(crowd, CROWD_TOKENS).end_s
+        return {
+            point: undisturbed(partial(take, server, words), attempts, server.group)
+            for point, (take, _) in POINTS.items()
+        }
     finally:
         server.pause()
-    return {
-        "alone": statistics.median(alone),
-        "warm": statistics.median(warm),
-        "crowd": crowd_s,
-    }
 
 
-def figures_of(
-    number: int, found: dict[str, dict[str, float]], attention_s: float
-) -> Iterator[Figure]:
+def figures_of(number: int, found: Mapping[str, Measured], attention_s: float) -> Iterator[Figure]:
     """Of a round: every system's points, ours over its bound, and each rival over ours."""
-    for system, seconds in found.items():
-        for point, unit in POINTS.items():
-            scale = 1e3 if unit == "ms" else 1.0
-            yield Figure(number, f"{system}, {point}", scale * seconds[point], unit)
-    ours = found[OURS]
+    for system, points in found.items():
+        for point, (_, unit) in POINTS.items():
+            got = points[point]
+            value = got.value * (1e3 if unit == "ms" else 1.0)
+            yield Figure(
+                number, f"{system}, {point}", value, unit, got.attempts, int(got.contended)
+            )
+    ours = {point: got.value for point, got in found[OURS].items()}
     yield Figure(number, "attention at half the roof", 1e3 * attention_s, "ms")
     over = ours["warm"] / (ours["alone"] + attention_s)
     yield Figure(number, f"{OURS}, warm over its bound", over, "x")
     families = dict.fromkeys(name.partition(" ")[0] for name in found if name != OURS)
     for family in families:
+        settings = [points for name, points in found.items() if name.partition(" ")[0] == family]
         for point in POINTS:
-            settings = (s[point] for name, s in found.items() if name.partition(" ")[0] == family)
-            yield Figure(number, f"{point}, {family} over {OURS}", min(settings) / ours[point], "x")
+            best = min(points[point].value for points in settings)
+            yield Figure(number, f"{point}, {family} over {OURS}", best / ours[point], "x")
 
 
 def start_servers(args: argparse.Namespace, model: Model) -> list[Server]:
@@ -143,7 +173,7 @@ def _warm_server(launch: Launch, port: int, words: Words) -> Server:
     try:
         # Shapes are compiled when they are first met.
         for _ in range(2):
-            measure(server, words)
+            measure(server, words, attempts=1)
     except BaseException:
         server.close()
         raise
@@ -155,7 +185,7 @@ def run(args: argparse.Namespace) -> list[Figure]:
     """All rounds; the figures are written after each."""
     model = Model.of(args.model)
     ops = model.attention_ops(NEW_LEN, PREFIX_LEN)
-    servers = start_servers(args, model)
+    servers, attempts = start_servers(args, model), 1 if args.busy else MAX_ATTEMPTS
     figures: list[Figure] = []
     try:
         if not any(server.name == OURS for server in servers):
@@ -163,7 +193,9 @@ def run(args: argparse.Namespace) -> list[Figure]:
         for number in range(args.rounds):
             rate = Roof(threads=args.threads).compute("fma", 3).together * 1e9
             found = {
-                server.name: measure(server, Words(model.tokenizer, f"{number} {server.name}"))
+                server.name: measure(
+                    server, Words(model.tokenizer, f"{number} {server.name}"), attempts
+                )
                 for server in _in_turn(servers, number)
             }
             figures += figures_of(number, found, 2 * ops / rate)
@@ -189,6 +221,7 @@ def main() -> None:
     parser.add_argument("--threads", type=count, default=machine.usable_cores())
     parser.add_argument("--rivals", type=Path, default=default_folder())
     parser.add_argument("--only", action="append", default=[], help="a rival; may be repeated")
+    parser.add_argument("--busy", action="store_true", help="measure although others are busy")
     parser.add_argument("--ours", action="store_true", help="without rivals")
     parser.add_argument("--out", type=Path, default=None)
     figures = run(parser.parse_args())

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.runs import RUNS
+
 
 @pytest.mark.parametrize(
     ("words", "message"),
@@ -34,3 +36,10 @@ def test_what_cannot_be_is_wrong_usage(tmp_path: Path, words: list[str], message
     assert (result.returncode, result.stdout) == (2, "")
     assert message in result.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [number for number, run in RUNS.items() if run.repeats])
+def test_runs_that_repeat_rows_can_be_told_not_to(number: str) -> None:
+    command = [sys.executable, "-m", RUNS[number].module, "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "--busy" in done.stdout

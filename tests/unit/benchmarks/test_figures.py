@@ -73,9 +73,9 @@ def test_targets_that_were_missed_or_not_measured_are_told() -> None:
 
 def test_rounds_and_contended_rows() -> None:
     figures = [Figure(n, "a, x", 1, "s", 1, int(n == 1)) for n in range(3)]
-    assert rounds(series_of(figures), figures) == ("- Medians of 3 rounds; 1 of 3 rows contended.")
+    assert rounds(figures) == ("- Medians of 3 rounds; 1 of 3 rows contended.")
     more = [*figures_of({"a, x": 1}), *figures_of({"a, x": 1, "b, x": 1})]
-    assert rounds(series_of(more), more) == "- Medians of 1 to 2 rounds."
+    assert rounds(more) == "- One round."
 
 
 def test_attempts_are_kept_where_they_were_counted(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.machine import Attempted
 from benchmarks.python_step import figures_of
 from benchmarks.rows import read_figures
 from benchmarks.targets import FIGURE_TARGETS
@@ -16,12 +17,13 @@ from tests.support.make_model import make_gguf
 
 
 def test_median_and_percentile_in_milliseconds() -> None:
-    figures = figures_of(2, 64, [s * 1e-3 for s in range(1, 102)])
+    figures = figures_of(2, 64, Attempted([s * 1e-3 for s in range(1, 102)], 3, True))
     assert [(f.round, f.figure, f.unit) for f in figures] == [
         (2, "64 sequences, median", "ms"),
         (2, "64 sequences, p99", "ms"),
     ]
     assert [f.value for f in figures] == pytest.approx([51.0, 100.0])
+    assert [(f.attempts, f.contended) for f in figures] == [(3, 1)] * 2
 
 
 def test_a_run_writes_the_figures_that_have_targets(tmp_path: Path) -> None:

