@@ -72,7 +72,7 @@ _SAMPLING: Mapping[str, dict[str, object]] = {
 }
 
 
-# "paced": every chunk of a prompt beside decodes is the least there is, whatever a step takes.
+# "paced": no step keeps its bound, so that chunks beside decodes are as short as they may be.
 _SCHEDULING: Mapping[str, Scheduling] = {
     "arrival": Scheduling(),
     "paced": Scheduling(order=QueueOrder.RESPONSE_RATIO, itl_target_s=1e-9),

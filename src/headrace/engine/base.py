@@ -133,6 +133,7 @@ class EngineStats:
     last_chunks: tuple[int, ...] = ()  # rows of every prompt in the last step
     num_passes: int = 0  # admissions in place of a sequence that did not fit
     step_time_error: float = 0.0  # recent mean of |predicted - measured| / measured
+    step_time_margin: float = 1.0  # measured / predicted that few steps exceed
     allocation: AllocationStats = field(default_factory=AllocationStats)
     itl_target_s: float = 0.0  # what the last step with decodes and prompts was to keep within
     # Of the prefix cache, in blocks of all layer groups. Evicted: by cause.

@@ -23,6 +23,7 @@ from headrace.engine.commit import commit_token, to_logprob
 from headrace.engine.foresight import Foresight
 from headrace.engine.intake import check_prompt, make_request
 from headrace.engine.order import OrderPolicy, QueueOrder, Ticket
+from headrace.engine.pace import Pacer
 from headrace.engine.queue import WaitQueue
 from headrace.engine.request import RequestState, SequenceState, Status
 from headrace.engine.reuse import Reuse
@@ -30,7 +31,6 @@ from headrace.engine.sampling import SamplingParams
 from headrace.engine.scheduler import Decision, schedule
 from headrace.engine.snapshot import running_view, waiting_view
 from headrace.engine.step import BuiltStep, build_step
-from headrace.engine.step_time import Pacer
 from headrace.engine.views import SchedulerView, SequenceView
 from headrace.errors import OverloadedError, RequestError
 from headrace.kv.pool import BlockPool
@@ -198,7 +198,7 @@ class Engine:
         """What a step that took so long says to the next ones, and to operators."""
         stats, load = self._stats, decision.load
         taken_s = seconds - (result.waited_s - stats.lease_wait_s)
-        self._pacer.fit.observe(load, taken_s)
+        self._pacer.observe(load, taken_s)
         prompt_s = self._pacer.prompt_s(load, taken_s)
         self._waiting.work.note(prompt_s, load.prompt_rows, taken_s - prompt_s, self._num_ended)
         self._num_ended = 0
@@ -209,6 +209,7 @@ class Engine:
         stats.last_step_rows = load.decode_rows + load.prompt_rows
         stats.last_chunks = tuple(r.num_rows for r in decision.rows if r.num_rows > 1)
         stats.step_time_error = self._pacer.fit.error
+        stats.step_time_margin = self._pacer.margin
         if decision.bound_s:
             stats.itl_target_s = decision.bound_s
 

@@ -19,14 +19,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from headrace.backends.layout import BLOCK_LEN, KVLayout
-from headrace.engine.step_time import Pace, StepLoad
+from headrace.engine.pace import Pace
+from headrace.engine.step_time import StepLoad
 from headrace.engine.views import SchedulerView, SequenceView
 from headrace.kv.lookahead.base import AllocationPolicy
 from headrace.kv.tables import blocks_for, blocks_to_hold
 
-# Rows of a prompt that a step computes even when its decodes alone take all of its time, and the
-# least that a prompt is cut to.
-MIN_CHUNK = 16
+# What the first prompt of a step is cut to at least, however long its rows take: fewer take hardly
+# less. Later ones are not cut shorter than a block.
+MIN_CHUNK = 4
+MIN_LATER_CHUNK = BLOCK_LEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ class _Budget:
         if pace is not None and self.load.decode_rows:
             self._pace = pace
             self.bound_s = pace.bound_s(self.load)
-            self.seconds = pace.aim_s(self.load) - pace.model.predict(self.load)
+            self.seconds = pace.prompts_s(self.load)
 
     def missing(self, seq: SequenceView, num_rows: int) -> int:
         more = blocks_for(seq.computed + num_rows) - seq.table_len
@@ -89,7 +91,7 @@ class _Budget:
 
     def chunk(self, seq: SequenceView) -> int:
         """Rows of a prompt that tokens and seconds allow. The first prompt of a step gets a chunk
-        in any case; a later one none that is cut shorter than that."""
+        in any case."""
         wanted = min(seq.known - seq.computed, self.tokens)
         if self._pace is None:
             return wanted
@@ -99,9 +101,9 @@ class _Budget:
             rows = int(model.rows_s(seq.computed, 1) <= self.seconds)
         else:
             rows = model.rows_within(self.seconds, seq.computed, wanted)
-        if rows >= min(wanted, MIN_CHUNK):
-            return rows
-        return 0 if self._has_prompt else min(wanted, MIN_CHUNK)
+        if not self._has_prompt:
+            return max(rows, min(wanted, MIN_CHUNK))
+        return rows if rows >= min(wanted, MIN_LATER_CHUNK) else 0
 
     def take(self, seq: SequenceView, num_rows: int) -> None:
         self.tokens -= num_rows

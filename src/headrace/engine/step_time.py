@@ -10,17 +10,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 NUM_FEATURES = 5
+_DECODE_ROW, _PROMPT_ROW = 1, 3  # of the features
 # Steps are forgotten with this factor for each later one of their kind, so that the fit follows a
 # machine that others use, too. Decode steps come by the hundred, prompts are rarer.
 _KEEP_DECODE = 0.995
 _KEEP_PROMPT = 0.98
 # The coefficients are solved for anew after so much news, at first more often. Steps with prompts
-# weigh more: they are few, and only they ask how long a step may take.
+# weigh more: they are few, and only they ask how long a step may take. So do steps that were
+# foreseen badly: what the coefficients say is out of date.
 _REFIT_NEWS = 256
 _PROMPT_NEWS = 16
+_SURPRISE_NEWS = 64
+_SURPRISE = 0.1
 _ERROR_KEEP = 0.95
 # Features that say the same (all steps so far had one shape) are told apart by a ridge: too small
 # to move a coefficient that the steps do determine.
@@ -128,6 +132,7 @@ class StepTimeFit:
             error = min(1.0, abs(self._model.predict(load) / seconds - 1))
             before = error if self._error is None else self._error
             self._error = _ERROR_KEEP * before + (1 - _ERROR_KEEP) * error
+            self._news += _SURPRISE_NEWS * (error > _SURPRISE)
         if load.prompt_rows:
             self._prompt.add(load, seconds, _KEEP_PROMPT)
             self._news += _PROMPT_NEWS
@@ -145,7 +150,12 @@ class StepTimeFit:
             for one, other in zip(self._decode.matrix, self._prompt.matrix, strict=True)
         ]
         right = [a + b for a, b in zip(self._decode.right, self._prompt.right, strict=True)]
-        return StepTime(*nonnegative_solution(matrix, right))
+        found = StepTime(*nonnegative_solution(matrix, right))
+        if self._prompt.matrix[_PROMPT_ROW][_PROMPT_ROW] == 0:
+            # Nothing is known of prompts: a row takes as long as one of a decode and its share of
+            # all that a step takes beside. Prompts are cheaper, so the first chunk is short.
+            found = replace(found, prompt_row=self._decode.per_row_s)
+        return found
 
 
 class _Moments:
@@ -154,6 +164,11 @@ class _Moments:
     def __init__(self) -> None:
         self.matrix = [[0.0] * NUM_FEATURES for _ in range(NUM_FEATURES)]
         self.right = [0.0] * NUM_FEATURES
+
+    @property
+    def per_row_s(self) -> float:
+        """Seconds of a step for each of its decode rows."""
+        return self.right[_DECODE_ROW] / self.matrix[_DECODE_ROW][_DECODE_ROW]
 
     def add(self, load: StepLoad, seconds: float, keep: float) -> None:
         features = (
@@ -233,60 +248,3 @@ def _solve(a: list[list[float]], b: list[float]) -> list[float]:
     for k in reversed(range(size)):
         x[k] = (b[k] - sum(a[k][j] * x[j] for j in range(k + 1, size))) / a[k][k]
     return x
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """How long a step in which sequences decode may take, and the fit that says how long it will.
-
-    The bound is `multiple` times what the decodes take alone, and at least `least_s`. Predictions
-    that miss by a mean of `error` are aimed so far below it that few steps break it.
-    """
-
-    model: StepTime
-    least_s: float
-    multiple: float = 0.0
-    error: float = 0.0
-
-    def bound_s(self, decodes: StepLoad) -> float:
-        """Seconds that a step with these decodes may take."""
-        return max(self.least_s, self.multiple * self.model.predict(decodes))
-
-    def aim_s(self, decodes: StepLoad) -> float:
-        """Seconds that such a step should be predicted to take. Of errors spread like a normal
-        distribution, one in 20 is above twice their mean."""
-        return self.bound_s(decodes) / (1 + 2 * min(self.error, MAX_ERROR))
-
-
-# A step in which sequences decode may take this many times what the decodes take alone, where no
-# objective was given, and at least so long: faster than anybody reads, and no slower than decoding
-# itself becomes as more sequences join.
-DERIVED_MULTIPLE = 2.0
-DERIVED_LEAST_S = 0.05
-# Larger errors are a fit that has just begun, or a machine that nobody can foresee.
-MAX_ERROR = 0.15
-
-
-class Pacer:
-    """The fit of an engine and its objective, as in EngineConfig.itl_target_s."""
-
-    def __init__(self, itl_target_s: float | None) -> None:
-        self.fit = StepTimeFit()
-        self._target_s = itl_target_s
-
-    def pace(self) -> Pace | None:
-        """How long the next step may take; None: no objective, or nothing known yet."""
-        model = self.fit.model
-        if model is None or self._target_s == 0:
-            return None
-        if self._target_s is None:
-            return Pace(model, DERIVED_LEAST_S, DERIVED_MULTIPLE, self.fit.error)
-        return Pace(model, self._target_s, 0.0, self.fit.error)
-
-    def prompt_s(self, load: StepLoad, seconds: float) -> float:
-        """Of the seconds of a step, those that its prompts took: their share by the fit."""
-        model = self.fit.model
-        if model is None or not load.prompt_rows:
-            return 0.0
-        prompts = model.prompt_row * load.prompt_rows + model.prompt_context * load.prompt_context
-        return seconds * prompts / max(model.predict(load), 1e-12)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from headrace.engine.step_time import Pace
+from headrace.engine.pace import Pace
 from headrace.kv.lookahead.base import AllocationPolicy, Room
 from headrace.kv.lookahead.on_demand import OnDemand
 from headrace.kv.lookahead.risk import NOTHING, Outlook

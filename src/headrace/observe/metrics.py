@@ -91,6 +91,8 @@ class Progress(Protocol):
     @property
     def step_time_error(self) -> float: ...
     @property
+    def step_time_margin(self) -> float: ...
+    @property
     def itl_target_s(self) -> float: ...
     @property
     def num_cached_blocks(self) -> int: ...
@@ -200,6 +202,10 @@ class Metrics:
         )
         self.step_error = self._gauge(
             "headrace:step_time_error_ratio", "How far predictions of a step's time are off lately."
+        )
+        self.step_margin = self._gauge(
+            "headrace:step_time_margin_ratio",
+            "Times of a prediction that few steps with decodes and prompts exceed.",
         )
         self.itl_target = self._gauge(
             "headrace:itl_target_seconds", "Bound of the last step with decodes and an objective."
@@ -327,6 +333,7 @@ class ModelMetrics:
         self._lease_wait = metrics.lease_wait.labels(model_name)
         self._chunk = metrics.chunk.labels(model_name)
         self._step_error = metrics.step_error.labels(model_name)
+        self._step_margin = metrics.step_margin.labels(model_name)
         self._itl_target = metrics.itl_target.labels(model_name)
         self._allocation = _AllocationMetrics(metrics, model_name)
         self._passes = metrics.passes.labels(model_name)
@@ -390,6 +397,7 @@ class ModelMetrics:
             for rows in now.last_chunks:
                 self._chunk.observe(rows)
             self._step_error.set(now.step_time_error)
+            self._step_margin.set(now.step_time_margin)
             self._itl_target.set(now.itl_target_s)
             self._passes.inc(now.num_passes - (last.num_passes if last else 0))
             self._allocation.set(now.allocation, last.allocation if last else None)

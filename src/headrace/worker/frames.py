@@ -178,6 +178,7 @@ class Progress(_Frame, frozen=True):
     last_chunks: list[int] = []
     num_passes: int = 0
     step_time_error: float = 0.0
+    step_time_margin: float = 1.0
     itl_target_s: float = 0.0
     num_cached_blocks: int = 0
     num_idle_blocks: int = 0

@@ -222,6 +222,7 @@ class EngineLoop:
             last_chunks=list(stats.last_chunks),
             num_passes=stats.num_passes,
             step_time_error=stats.step_time_error,
+            step_time_margin=stats.step_time_margin,
             itl_target_s=stats.itl_target_s,
             num_cached_blocks=stats.num_cached_blocks,
             num_idle_blocks=stats.num_idle_blocks,

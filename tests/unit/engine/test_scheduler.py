@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.backends.layout import BLOCK_LEN, KVLayout, make_layout
+from headrace.engine.pace import Pace
 from headrace.engine.scheduler import MIN_CHUNK, Decision, schedule
-from headrace.engine.step_time import Pace, StepLoad, StepTime
+from headrace.engine.step_time import StepLoad, StepTime
 from headrace.engine.views import SchedulerView, SequenceView
 from headrace.kv.lookahead.base import AllocationPolicy, Room
 from headrace.kv.lookahead.lookahead import Lookahead
@@ -27,7 +28,7 @@ SLOW = StepTime(1.0, decode_row=0.25, decode_context=0.0, prompt_row=1 / 32, pro
 def paces(draw: st.DrawFn) -> Pace | None:
     cost = st.floats(0, 0.1)
     model = StepTime(draw(cost), draw(cost), draw(cost), draw(cost), draw(cost))
-    pace = Pace(model, draw(st.floats(0, 20)), draw(st.floats(0, 3)), draw(st.floats(0, 1)))
+    pace = Pace(model, draw(st.floats(0, 20)), draw(st.floats(0, 3)), draw(st.floats(0.8, 1.5)))
     return draw(st.none() | st.just(pace))
 
 
@@ -245,7 +246,8 @@ def test_a_step_keeps_its_pace(case: tuple[int, SchedulerView]) -> None:
             decodes.add(seq.computed, 1)
     if view.pace is None or not decodes.decode_rows:
         return
-    over = view.pace.model.predict(load) > view.pace.aim_s(decodes) * (1 + 1e-9)
+    added_s = view.pace.model.predict(load) - view.pace.model.predict(decodes)
+    over = added_s > view.pace.prompts_s(decodes) * (1 + 1e-9) + 1e-12
     prompt_rows = sum(r.num_rows for r in decision.rows) - decodes.decode_rows
     assert not over or prompt_rows <= MIN_CHUNK
 
@@ -295,10 +297,16 @@ def test_a_short_prompt_overtakes_a_long_one_amid_its_chunks() -> None:
 def test_a_chunk_is_as_long_as_the_step_may_be() -> None:
     decoding = SequenceView(1, 99, 100, 7, 7)
     prompt = SequenceView(2, 0, 1000)
-    # The decode takes 1.25 s, and 40 rows of the prompt as long again.
-    for pace, rows in ((Pace(SLOW, 2.5), 40), (Pace(SLOW, 0.0, 2.0), 40), (Pace(SLOW, 1.0), 16)):
+    # The decode takes 1.25 s, and 40 rows of the prompt as long again. A prompt gets an eighth of
+    # that although the decode breaks the bound.
+    cases = (Pace(SLOW, 2.5), 40), (Pace(SLOW, 0.0, 2.0), 40), (Pace(SLOW, 1.0), 5)
+    for pace, rows in (*cases, (Pace(SLOW, 2.5, margin=1.25), 24)):
         view = SchedulerView([decoding], [prompt], 500, 512, 8, 1, pace=pace)
         assert _rows(view) == {1: 1, 2: rows}
+    # However long its rows take, the first prompt gets some, and no other one then does.
+    dear = Pace(StepTime(1.0, 0.0, 0.0, 1.0, 0.0), 2.5)
+    view = SchedulerView([decoding], [prompt, SequenceView(3, 0, 900)], 500, 512, 8, 1, pace=dear)
+    assert _rows(view) == {1: 1, 2: MIN_CHUNK}
     # Nobody waits for the end of a step without decodes.
     assert _rows(SchedulerView([], [prompt], 500, 512, 8, 0, pace=Pace(SLOW, 1.3))) == {2: 512}
 

@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 
 from headrace.engine.step_time import (
     NUM_FEATURES,
-    Pace,
-    Pacer,
     StepLoad,
     StepTime,
     StepTimeFit,
@@ -146,20 +144,26 @@ def test_rows_add_what_the_prediction_grows_by(
     assert load == StepLoad(1, 5)
 
 
-def test_objectives() -> None:
-    decodes = StepLoad(decode_rows=10)
-    slow = StepTime(0.1, 0.01, 0, 0, 0)
-    assert Pace(slow, 0.5).bound_s(decodes) == 0.5
-    assert Pace(slow, 0.05, 2.0).bound_s(decodes) == pytest.approx(0.4)
-    assert Pace(slow, 0.5, error=0.1).aim_s(decodes) == pytest.approx(0.5 / 1.2)
-    assert Pace(slow, 0.5, error=0.9).aim_s(decodes) == pytest.approx(0.5 / 1.3)
-    pacer = Pacer(0.0)
-    pacer.fit.observe(decodes, 0.2)
-    assert pacer.pace() is None
-    for target_s, least_s in ((None, 0.05), (0.7, 0.7)):
-        pacer = Pacer(target_s)
-        assert pacer.pace() is None
-        pacer.fit.observe(decodes, 0.2)
-        pace = pacer.pace()
-        assert pace is not None
-        assert pace.least_s == least_s
+def test_the_first_prompt_ever_is_taken_to_cost_what_decodes_do() -> None:
+    fit = StepTimeFit()
+    for rows in (4, 8, 4, 8):
+        fit.observe(StepLoad(rows, 100 * rows), 0.002 * rows)
+    assert fit.model is not None
+    assert fit.model.prompt_row == pytest.approx(0.002)
+    assert fit.model.rows_within(0.02, 0, 512) == 10
+    fit.observe(StepLoad(4, 400, 64, 64 * 65 // 2), 0.008 + 64 * 1e-4)
+    load = StepLoad(4, 400, 128, 128 * 129 // 2)
+    assert fit.model.predict(load) == pytest.approx(0.008 + 128 * 1e-4, rel=0.5)
+
+
+def test_what_was_foreseen_badly_is_learned_soon() -> None:
+    rng, fit = random.Random(4), StepTimeFit()
+    for _ in range(1000):
+        load = _random_load(rng)
+        fit.observe(load, TRUE.predict(load))
+    decodes = StepLoad(16, 16 * 300)
+    for number in range(400):
+        fit.observe(decodes, TRUE.predict(decodes) * (1 if number < 340 else 2))
+    assert fit.model is not None
+    # 60 steps, where 256 that are foreseen well pass before the next look.
+    assert fit.model.predict(decodes) > 1.05 * TRUE.predict(decodes)

@@ -90,11 +90,12 @@ def test_heartbeats_are_no_steps(metrics: Metrics, model: ModelMetrics) -> None:
 def test_how_steps_are_shared(metrics: Metrics, model: ModelMetrics) -> None:
     model.on_progress(progress(1, last_chunks=[16, 300], num_passes=2, step_time_error=0.25))
     model.on_progress(progress(1, last_chunks=[16, 300], num_passes=2, step_time_error=0.25))
-    model.on_progress(progress(2, num_passes=3, itl_target_s=0.05))
+    model.on_progress(progress(2, num_passes=3, itl_target_s=0.05, step_time_margin=1.25))
     assert value(metrics, "headrace:prefill_chunk_tokens_count") == 2
     assert value(metrics, "headrace:prefill_chunk_tokens_sum") == 316
     assert value(metrics, "headrace:queue_passes_total") == 3
     assert value(metrics, "headrace:step_time_error_ratio") == 0
+    assert value(metrics, "headrace:step_time_margin_ratio") == 1.25
     assert value(metrics, "headrace:itl_target_seconds") == 0.05
     assert value(metrics, "headrace:queue_order_info", order="fcfs") == 1
 

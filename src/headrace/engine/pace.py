@@ -1,0 +1,111 @@
+"""How long a step in which sequences decode may take, and what it is aimed at to keep within that.
+
+A prediction that is right on average is too short every second time. So steps are aimed below their
+bound by a margin that is learned: the quotient measured / predicted that few steps exceed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from headrace.engine.step_time import StepLoad, StepTime, StepTimeFit
+
+# A step in which sequences decode may take this many times what the decodes take alone, where no
+# objective was given, and at least so long: faster than anybody reads, and no slower than decoding
+# itself becomes as more sequences join.
+DERIVED_MULTIPLE = 2.0
+DERIVED_LEAST_S = 0.05
+# Prompts get this share of the bound, or of what the decodes take where that is more, so that they
+# advance although the decodes alone break the bound. With decodes at half of it, the largest margin
+# and this share stay within the bound: (1 / 2 + 1 / 8) * 1.5 < 1.
+LEAST_SHARE = 1 / 8
+# One step in 20 may take longer than its bound.
+SHARE_OVER = 0.05
+# How far one step moves the margin: a machine that becomes half as slow again is followed within 15
+# steps, and one that is itself again within 300.
+GAIN = 0.035
+# Below 1 the fit predicts too much. More than the largest is a machine that nobody can foresee.
+LEAST_MARGIN, FIRST_MARGIN, MAX_MARGIN = 0.8, 1.15, 1.5
+
+
+class Margin:
+    """An upper quantile of measured / predicted, followed by stochastic approximation.
+
+    A quotient above the value raises it by GAIN * (1 - SHARE_OVER), any other lowers it by
+    GAIN * SHARE_OVER. Whatever the quotients are, if none is above MAX_MARGIN, then of the first n
+    at most SHARE_OVER * n + (MAX_MARGIN + GAIN - FIRST_MARGIN) / GAIN exceed what the value was
+    (Gibbs and Candes, Adaptive Conformal Inference, 2021): each rise needs 19 falls to undo it, and
+    the value stays in a bounded range. One step that was interrupted counts no more than another.
+    """
+
+    def __init__(self) -> None:
+        self.value = FIRST_MARGIN
+
+    def observe(self, quotient: float) -> None:
+        """A step with decodes and prompts took `quotient` times what was predicted."""
+        moved = self.value + GAIN * ((quotient > self.value) - SHARE_OVER)
+        self.value = min(max(moved, LEAST_MARGIN), MAX_MARGIN)
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long a step in which sequences decode may take, and the fit that says how long it will.
+
+    The bound is `multiple` times what the decodes take alone, and at least `least_s`. Steps take
+    up to `margin` times as long as predicted.
+    """
+
+    model: StepTime
+    least_s: float
+    multiple: float = 0.0
+    margin: float = 1.0
+
+    def bound_s(self, decodes: StepLoad) -> float:
+        """Seconds that a step with these decodes may take."""
+        return max(self.least_s, self.multiple * self.model.predict(decodes))
+
+    def prompts_s(self, decodes: StepLoad) -> float:
+        """Seconds that prompts may be predicted to add to such a step."""
+        bound_s, decodes_s = self.bound_s(decodes), self.model.predict(decodes)
+        return max(bound_s / self.margin - decodes_s, LEAST_SHARE * max(bound_s, decodes_s))
+
+
+class Pacer:
+    """The fit of an engine, its margin, and its objective as in EngineConfig.itl_target_s."""
+
+    def __init__(self, itl_target_s: float | None) -> None:
+        self.fit = StepTimeFit()
+        self._margin = Margin()
+        self._target_s = itl_target_s
+
+    @property
+    def margin(self) -> float:
+        """So many times its prediction is what few steps exceed."""
+        return self._margin.value
+
+    def observe(self, load: StepLoad, seconds: float) -> None:
+        """A step took so long. Times that are not above zero say nothing."""
+        model = self.fit.model
+        if model is not None and load.decode_rows and load.prompt_rows:
+            predicted_s = model.predict(load)
+            if 0 < seconds < math.inf and predicted_s > 0:
+                self._margin.observe(seconds / predicted_s)
+        self.fit.observe(load, seconds)
+
+    def pace(self) -> Pace | None:
+        """How long the next step may take; None: no objective, or nothing known yet."""
+        model = self.fit.model
+        if model is None or self._target_s == 0:
+            return None
+        if self._target_s is None:
+            return Pace(model, DERIVED_LEAST_S, DERIVED_MULTIPLE, self.margin)
+        return Pace(model, self._target_s, 0.0, self.margin)
+
+    def prompt_s(self, load: StepLoad, seconds: float) -> float:
+        """Of the seconds of a step, those that its prompts took: their share by the fit."""
+        model = self.fit.model
+        if model is None or not load.prompt_rows:
+            return 0.0
+        prompts = model.prompt_row * load.prompt_rows + model.prompt_context * load.prompt_context
+        return seconds * prompts / max(model.predict(load), 1e-12)
