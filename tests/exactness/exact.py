@@ -26,7 +26,7 @@ from headrace.models.registry import build_program
 from headrace.text.base import Tokenizer
 from headrace.text.tokenizer import load_tokenizer
 from headrace.weights.open import open_source
-from tests.support.cover import Row, full_product
+from tests.support.cover import Row, full_product, row_name
 from tests.support.engine_runs import Recorder, RequestRecord
 
 MAX_STEP_ROWS = 512
@@ -35,10 +35,18 @@ FASTEST = _native.isas()[0]
 # A level of "kernels" beside the tables. Tables are held equal with float activations elsewhere, on
 # small models: emulating fused multiply-adds, the scalar one takes minutes here.
 FLOAT_ACTIVATIONS = "float32"
+# A batch of so many requests of all lengths and kinds of sampling.
+MIXED = "32 mixed"
+_KINDS = ("greedy", "sampled", "filtered", "penalized")
+_MIXED_OUTPUT = 6
+_SHORT_LEN = 40  # of the longest prompts of a mixed batch, but for the first
+_INDEXES: Mapping[object, list[int]] = {"alone": [0], "crowd": [0, 1, 3], MIXED: [0, *range(5, 36)]}
+# Output tokens that a sequence has when it is preempted; at 0, some of its prompt was computed.
+_PREEMPTED_AT: Mapping[object, tuple[int, ...]] = {0: (), 1: (2,), 3: (0, 1, 4)}
 
 FACTORS: Mapping[str, tuple[object, ...]] = {
     "sampling": ("greedy", "sampled", "filtered", "penalized"),
-    "batch": ("alone", "crowd"),
+    "batch": ("alone", "crowd", MIXED),
     "chunk": (512, 64, 17, 16, 7, 1),
     "scheduling": ("arrival", "paced", "shortest"),
     "pool": ("large", "tiny"),
@@ -47,15 +55,22 @@ FACTORS: Mapping[str, tuple[object, ...]] = {
     "kv": tuple(KV_DTYPES),
     "cache": ("off", "cold", "warm", "partly evicted", "in-queue shared"),
     "allocation": tuple(Allocation),
+    "preempted": (0, 1, 3),
 }
-# What the machine computes and what the engine does with it meet in the pairwise cover; of each
-# alone there is the whole product, with the other as here.
-_PLAIN_ENGINE: dict[str, object] = {"cache": "off", "allocation": Allocation.ON_DEMAND}
-_PLAIN_MACHINE: dict[str, object] = {
+# The scalar table takes minutes for the largest batch.
+APART: Row = {"batch": MIXED, "kernels": "scalar"} if FASTEST != "scalar" else {}
+# All of them meet in pairs in the cover. There are two whole products besides: of what the machine
+# computes, and of what the engine does with it. What belongs to neither takes turns there.
+_MACHINE = ("sampling", "threads", "kernels", "kv", "chunk")
+_ENGINE = ("cache", "allocation", "preempted", "batch", "chunk")
+_PLAIN: dict[str, object] = {
     "sampling": "sampled",
     "threads": 2,
     "kernels": FASTEST,
     "kv": "fp16",
+    "cache": "off",
+    "allocation": Allocation.ON_DEMAND,
+    "preempted": 0,
 }
 
 _SAMPLING: Mapping[str, dict[str, object]] = {
@@ -81,10 +96,26 @@ _SCHEDULING: Mapping[str, Scheduling] = {
 
 
 def whole_product(factors: Mapping[str, Sequence[object]]) -> list[Row]:
-    """Every combination of what the machine does, and every one of what the engine does."""
-    plain: list[dict[str, object]] = [_PLAIN_ENGINE, _PLAIN_MACHINE]
-    rows = [full_product({**factors, **{k: (v,) for k, v in fixed.items()}}) for fixed in plain]
-    return rows[0] + [row for row in rows[1] if row["cache"] != "off"]
+    """Every combination of what the machine does, and every one of what the engine does. Of the
+    other factors, each row has some level, or the plain one."""
+    rng = random.Random(0)
+    rows: dict[str, Row] = {}
+    for names in (_MACHINE, _ENGINE):
+        for row in full_product({name: factors[name] for name in names}):
+            whole = _complete(row, factors, rng)
+            rows[row_name(whole)] = whole
+    return list(rows.values())
+
+
+def _complete(row: Row, factors: Mapping[str, Sequence[object]], rng: random.Random) -> Row:
+    known = {**_PLAIN, **row}
+    while True:
+        whole = {
+            name: known[name] if name in known else rng.choice(levels)
+            for name, levels in factors.items()
+        }
+        if not APART or not APART.items() <= whole.items():
+            return whole
 
 
 @dataclass
@@ -158,11 +189,16 @@ class ExactModel:
     def prompt(self, index: int) -> list[int]:
         """A prompt of ordinary ids; its length differs by index and crosses blocks and splits."""
         rng = random.Random(index)
-        length = self.prompt_len + (0, 1, -1, 16, -9)[index % 5]
+        base = self.prompt_len if index < 5 else _SHORT_LEN // (index // 5)
+        length = max(2, base + (0, 1, -1, 16, -9)[index % 5])
         first = [self.tokenizer.bos_id] if self.tokenizer.bos_id is not None else []
         return first + [rng.randrange(300, 30000) for _ in range(length)]
 
     def params(self, sampling: str, index: int, **more: object) -> SamplingParams:
+        """In the mixed batch, outputs are short."""
+        if sampling == MIXED:
+            sampling = _KINDS[index % len(_KINDS)]
+            more = {"max_tokens": _MIXED_OUTPUT, **more}
         fields: dict[str, Any] = {
             "max_tokens": self.num_output,
             "seed": 1000 + index,
@@ -196,7 +232,7 @@ class ExactModel:
     ) -> Engine:
         used = backend if num_blocks is None else SmallerPool(backend, num_blocks)
         config = EngineConfig(
-            max_num_seqs=min(16, chunk),
+            max_num_seqs=min(32, chunk),
             max_step_tokens=chunk,
             scheduling=msgspec.structs.replace(_SCHEDULING[scheduling], allocation=allocation),
             prefix_cache=prefix_cache,
@@ -219,15 +255,29 @@ def run_together(
     sampling: str,
     indexes: list[int],
     recorder: Recorder | None = None,
+    preempted: object = 0,
 ) -> dict[int, RequestRecord]:
-    """All requests at once; the pool must be whole afterwards."""
+    """All requests at once, each preempted so many times; the pool must be whole afterwards."""
     recorder = recorder or Recorder()
     for index in indexes:
         engine.add(str(index), model.prompt(index), model.params(sampling, index))
+    due = {str(index): list(_PREEMPTED_AT[preempted]) for index in indexes}
     while engine.has_work():
         recorder.take(engine.step())
+        preempt_due(engine, due)
+    assert not any(due.values()), "a request ended before it was preempted as often as it should"
     engine.check()
     return {index: recorder.requests[str(index)] for index in indexes}
+
+
+def preempt_due(engine: Engine, due: Mapping[str, list[int]]) -> None:
+    """Preempt, as the scheduler may, every running sequence that has come to the next output length
+    in its list, and take that off the list."""
+    for seq in list(engine._running.values()):
+        at = due.get(seq.request.request_id)
+        if at and seq.computed and seq.num_output >= at[0]:
+            del at[0]
+            engine._preempt(engine._running.pop(seq.key))
 
 
 def prepare_cache(engine: Engine, model: ExactModel, level: str, indexes: list[int]) -> None:
@@ -255,8 +305,10 @@ def run_row(model: ExactModel, row: Mapping[str, object]) -> tuple[dict[int, Req
     assert isinstance(threads, int)
     assert isinstance(chunk, int)
     assert isinstance(sampling, str)
+    if row["batch"] == MIXED:
+        sampling = MIXED
     backend = model.backend(str(row["kernels"]), threads, str(row["kv"]))
-    indexes = [0] if row["batch"] == "alone" else [0, 1, 3]
+    indexes = _INDEXES[row["batch"]]
     num_blocks = model.tiny_pool(backend, indexes, chunk) if row["pool"] == "tiny" else None
     engine = model.engine(
         backend,
@@ -268,12 +320,14 @@ def run_row(model: ExactModel, row: Mapping[str, object]) -> tuple[dict[int, Req
     )
     prepare_cache(engine, model, cache, indexes)
     recorder = Recorder()
-    results = run_together(engine, model, sampling, indexes, recorder)
+    results = run_together(engine, model, sampling, indexes, recorder, row["preempted"])
     found = [recorder.num_cached[str(index)] for index in indexes]
     if cache in {"off", "cold"}:
         assert not any(found)
     elif row["pool"] == "large":
-        assert all(found) if cache != "partly evicted" else any(found)
+        # The largest batch may need more than there is.
+        is_sure = cache != "partly evicted" and row["batch"] != MIXED
+        assert all(found) if is_sure else any(found)
     return results, engine.stats.num_preemptions
 
 
@@ -286,7 +340,8 @@ def check_row(model: ExactModel, row: Mapping[str, object]) -> None:
     if row["pool"] == "tiny" and row["batch"] == "crowd" and grows and is_bound_to:
         assert num_preemptions > 0, "the tiny pool must preempt, or this row proves nothing"
     for index, record in results.items():
-        sampling, kv = str(row["sampling"]), str(row["kv"])
+        sampling = MIXED if row["batch"] == MIXED else str(row["sampling"])
+        kv = str(row["kv"])
         floats = row["kernels"] == FLOAT_ACTIVATIONS
         assert record == model.reference(sampling, index, kv, floats=floats)
 

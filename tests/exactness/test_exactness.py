@@ -13,6 +13,7 @@ import pytest
 from headrace.backends.layout import KV_DTYPES
 from headrace.engine.sampling import mix64
 from tests.exactness.exact import (
+    APART,
     FACTORS,
     FASTEST,
     MAX_STEP_ROWS,
@@ -24,7 +25,7 @@ from tests.exactness.exact import (
 from tests.support.cover import Row, pairwise_cover, row_name
 from tests.support.engine_runs import Recorder
 
-COVER = pairwise_cover(FACTORS, seed=4)
+COVER = pairwise_cover(FACTORS, seed=4, apart=APART)
 PRODUCT = [row for row in whole_product(FACTORS) if row not in COVER]
 
 

@@ -20,15 +20,20 @@ def full_product(factors: Mapping[str, Sequence[object]]) -> list[Row]:
     return [dict(zip(names, c, strict=True)) for c in itertools.product(*factors.values())]
 
 
-def pairwise_cover(factors: Mapping[str, Sequence[object]], seed: int = 0) -> list[Row]:
-    """Few rows in which every pair of levels of two factors occurs (greedy, seeded)."""
+def pairwise_cover(
+    factors: Mapping[str, Sequence[object]], seed: int = 0, apart: Row | None = None
+) -> list[Row]:
+    """Few rows in which every pair of levels of two factors occurs (greedy, seeded), but for the
+    levels of two factors in `apart`, which never meet."""
     names, rng = list(factors), random.Random(seed)
+    never = {n: factors[n].index(level) for n, level in (apart or {}).items()}
+    never_pairs = _pairs(never, [n for n in names if n in never])
     open_pairs = {
         (a, x, b, y)
         for a, b in itertools.combinations(names, 2)
         for x in range(len(factors[a]))
         for y in range(len(factors[b]))
-    }
+    } - never_pairs
     rows: list[Row] = []
     while open_pairs:
         best: dict[str, int] = {}
@@ -37,8 +42,9 @@ def pairwise_cover(factors: Mapping[str, Sequence[object]], seed: int = 0) -> li
             row = {n: rng.randrange(len(factors[n])) for n in names}
             a, x, b, y = rng.choice(sorted(open_pairs))
             row[a], row[b] = x, y
-            gain = len(_pairs(row, names) & open_pairs)
-            if gain > best_gain:
+            pairs = _pairs(row, names)
+            gain = len(pairs & open_pairs)
+            if gain > best_gain and not pairs & never_pairs:
                 best, best_gain = row, gain
         open_pairs -= _pairs(best, names)
         rows.append({n: factors[n][best[n]] for n in names})
