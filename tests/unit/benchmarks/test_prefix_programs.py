@@ -68,7 +68,7 @@ def test_pairs_get_the_same_new_prompts_in_both_orders(monkeypatch: pytest.Monke
     monkeypatch.setattr(prefix_programs, "LLM", make)
     figures = list(prefix_programs.measure_unshared(Path(), 0, attempts=1))
     assert [asked.pop(), asked.pop()] == [("on", []), ("off", [])]
-    assert [key for key, _ in asked] == ["off", "on", *["off", "on", "on", "off"] * 4]
+    assert [key for key, _ in asked] == [*["off", "on"] * 2, *["off", "on", "on", "off"] * 4]
     batches = [prompts for _, prompts in asked]
     assert batches[::2] == batches[1::2]
     firsts = [tuple(prompt[:16]) for prompts in batches[::2] for prompt in prompts]
