@@ -32,12 +32,12 @@ class CpuClock:
     worked_s: float
     stolen_s: float
     wall_s: float
-    own_s: float  # of this process and of the group that is measured
+    own_s: float  # of this process and of the session that is measured
 
     @classmethod
-    def read(cls, group: int | None = None) -> CpuClock:
-        """`group`: the process group under test."""
-        own = time.process_time() + (0.0 if group is None else group_cpu_s(group))
+    def read(cls, session: int | None = None) -> CpuClock:
+        """`session`: the one under test, a number as that of the process that leads it."""
+        own = time.process_time() + (0.0 if session is None else session_cpu_s(session))
         worked, stolen = parse_stat(Path("/proc/stat").read_text())
         return cls(worked, stolen, time.perf_counter(), own)
 
@@ -78,16 +78,16 @@ class Attempted(Generic[Value]):
 
 
 def undisturbed(
-    measure: Callable[[], Value], max_attempts: int = MAX_ATTEMPTS, group: int | None = None
+    measure: Callable[[], Value], max_attempts: int = MAX_ATTEMPTS, session: int | None = None
 ) -> Attempted[Value]:
-    """Measure, and again while others were busy meanwhile. `group`: the process group that works,
-    beside this process."""
+    """Measure, and again while others were busy meanwhile. `session`: the one that works, beside
+    this process."""
     attempt = 0
     while True:
         attempt += 1
-        before = CpuClock.read(group)
+        before = CpuClock.read(session)
         value = measure()
-        seen = Contention.between(before, CpuClock.read(group))
+        seen = Contention.between(before, CpuClock.read(session))
         if attempt >= max_attempts or not seen.is_contended:
             return Attempted(value, attempt, seen.is_contended)
 
@@ -98,15 +98,16 @@ def parse_stat(text: str) -> tuple[float, float]:
     return (user + nice + system + irq + softirq) * TICK_S, stolen * TICK_S
 
 
-def group_cpu_s(group: int) -> float:
-    """User and system seconds of every live process of a group, and of children that ended."""
+def session_cpu_s(session: int) -> float:
+    """User and system seconds of every live process of a session, and of children that ended. A
+    server's worker is one, though its process group is its own."""
     ticks = 0
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = path.read_text().rpartition(")")[2].split()
         except OSError:
             continue  # it ended
-        if int(fields[2]) == group:
+        if int(fields[3]) == session:
             ticks += sum(map(int, fields[11:15]))
     return ticks * TICK_S
 

@@ -94,7 +94,7 @@ class System:
 
     def measure(self, command: Mapping[str, object], *, max_attempts: int = 1) -> Measured:
         """Run one command, again while others were busy meanwhile, up to `max_attempts` times."""
-        got = undisturbed(lambda: self._ask(command), max_attempts, self.group)
+        got = undisturbed(lambda: self._ask(command), max_attempts, self.session)
         seconds, tokens = float(got.value["seconds"]), int(got.value["tokens"])
         return Measured(seconds, tokens, got.attempts, got.contended)
 
@@ -104,8 +104,8 @@ class System:
         return time.perf_counter() - self._started_s
 
     @property
-    def group(self) -> int:
-        """Its process group."""
+    def session(self) -> int:
+        """Its session, and its process group."""
         return self._process.pid
 
     def clock(self) -> CpuClock:

@@ -214,8 +214,8 @@ class Server:
         return stream.times[0]
 
     @property
-    def group(self) -> int:
-        """Its process group."""
+    def session(self) -> int:
+        """Its session, which holds what it starts."""
         return self._process.pid
 
     def resume(self) -> None:

@@ -126,7 +126,7 @@ def measure(server: Server, words: Words, attempts: int) -> Measured:
     try:
         server.ask([words.take(NEW_LEN)], 4)  # it has slept
         return {
-            point: undisturbed(partial(take, server, words), attempts, server.group)
+            point: undisturbed(partial(take, server, words), attempts, server.session)
             for point, (take, _) in POINTS.items()
         }
     finally:

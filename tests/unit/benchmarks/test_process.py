@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -11,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.lineup import Lineup
-from benchmarks.machine import group_cpu_s
+from benchmarks.machine import session_cpu_s
 from benchmarks.process import ROOT, Launch, System, UnavailableError
 from benchmarks.systems import protocol
 from tests.support.make_model import make_gguf
@@ -67,14 +70,45 @@ def test_who_waits_is_stopped() -> None:
     system = System(fake())
     try:
         system.measure({"do": "prefill", "tokens": 4})
-        group = system.group
+        session = system.session
         time.sleep(0.05)
-        before = group_cpu_s(group)
+        before = session_cpu_s(session)
         time.sleep(0.2)
-        assert group_cpu_s(group) == before > 0
+        assert session_cpu_s(session) == before > 0
     finally:
         system.close()
-    assert group_cpu_s(group) == 0
+    assert session_cpu_s(session) == 0
+
+
+def test_a_child_with_a_group_of_its_own_counts() -> None:
+    """As the worker of a server has."""
+    child = "import os; os.setpgrp(); print('ready', flush=True)\nwhile True: pass"
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    process = subprocess.Popen(
+        [sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        before = session_cpu_s(process.pid)
+        deadline = time.monotonic() + 60
+        while session_cpu_s(process.pid) < before + 0.1 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert session_cpu_s(process.pid) >= before + 0.1
+    finally:
+        for pid in session_pids(process.pid):
+            os.kill(pid, signal.SIGKILL)
+        process.communicate()
+
+
+def session_pids(session: int) -> list[int]:
+    """Every live process of a session."""
+    pids = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if int(path.read_text().rpartition(")")[2].split()[3]) == session:
+                pids.append(int(path.parent.name))
+    return pids
 
 
 def test_a_killed_driver_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -86,7 +120,7 @@ def test_a_killed_driver_leaves_nothing_behind(tmp_path: Path) -> None:
         f"paths = {{'PYTHONPATH': {str(ROOT)!r}}}\n"
         f"system = System(Launch('fake', [sys.executable, {str(script)!r}], paths))\n"
         "system.first_token_s()\n"
-        "print(system.group, flush=True)\n"
+        "print(system.session, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     command = [sys.executable, "-c", driver]

@@ -15,8 +15,8 @@ from benchmarks.machine import (
     Attempted,
     Contention,
     CpuClock,
-    group_cpu_s,
     parse_stat,
+    session_cpu_s,
     undisturbed,
 )
 from benchmarks.report import fill, run_section, sections, speed_table, targets_table
@@ -152,7 +152,7 @@ def test_clocks_and_the_rule_of_contention() -> None:
     assert not Contention.between(before, CpuClock(12.0, 0.0, 1.0, 3.0)).is_contended
     assert Contention.between(before, CpuClock(13.0, 0.0, 1.0, 3.0)).is_contended
     assert Contention.between(before, CpuClock(12.0, 1.0, 1.0, 3.0)).is_contended
-    assert group_cpu_s(1 << 30) == 0
+    assert session_cpu_s(1 << 30) == 0
 
 
 @pytest.mark.parametrize(
@@ -169,8 +169,8 @@ def test_a_row_is_measured_until_others_are_quiet(
     """Every attempt takes a second, in which others work so long."""
     now, calls = [0.0, 0.0], list[int]()
 
-    def read(group: int | None = None) -> CpuClock:
-        assert group == 7
+    def read(session: int | None = None) -> CpuClock:
+        assert session == 7
         return CpuClock(now[1], 0.0, now[0], 0.0)
 
     def measure() -> int:
@@ -180,7 +180,7 @@ def test_a_row_is_measured_until_others_are_quiet(
         return len(calls)
 
     monkeypatch.setattr(CpuClock, "read", read)
-    assert undisturbed(measure, group=7) == expected
+    assert undisturbed(measure, session=7) == expected
     assert len(calls) == expected.attempts
 
 
