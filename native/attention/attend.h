@@ -17,7 +17,7 @@ constexpr int32_t kScoreStride = kSplitLen;
 
 // Blocks whose K or V is expanded to floats at a time, for items of several tiles: at 64 dims they
 // stay in the first-level cache.
-constexpr int32_t kPanelBlocks = 4;
+constexpr int32_t kPanelBlocks = 64 / kBlockLen;
 
 // Scratch of an item with so many lines, rounded up to whole tiles: a panel; per line scores,
 // query, accumulators and six numbers.

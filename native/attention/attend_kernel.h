@@ -195,10 +195,11 @@ inline void score_blocks(const Work& work, int32_t tile, Range blocks, const Par
   if (blocks.empty()) return;
   const int32_t dim = work.params.head_dim;
   const int64_t line = static_cast<int64_t>(tile) * work.tile_height;
-  float* scores = work.scores + line * kScoreStride + blocks.begin * kBlockLen;
+  float* scores = work.scores + line * kScoreStride + origin * kBlockLen;
+  const int32_t begin = (blocks.begin - origin) * kPiecesPerBlock;
+  const int32_t end = (blocks.end - origin) * kPiecesPerBlock;
   with_count(work.tile_lines(tile), [&](auto n) {
-    score_row<Codes, n.value>(keys + (blocks.begin - origin), blocks.end - blocks.begin,
-                              work.q + line * dim, dim, scores);
+    score_row<Codes, n.value>(keys, begin, end, work.q + line * dim, dim, scores);
   });
 }
 
@@ -250,13 +251,13 @@ void softmax_line(const Work& work, int32_t split, int32_t line) {
   const V16 outside = splat16(-kInfinity);
   const V8 cap = splat(params.softcap);
   const auto capped = [cap](V8 s) { return mul(cap, tanh(div(s, cap))); };
-  const int32_t begin = keys.begin / kBlockLen * kBlockLen;
+  const int32_t begin = keys.begin / kPieceLen * kPieceLen;
   V16 highest = outside;
-  for (int32_t i = begin; i < keys.end; i += kBlockLen) {
+  for (int32_t i = begin; i < keys.end; i += kPieceLen) {
     V16 s = mul(load16(scores + i), scale);
     if (params.softcap > 0.0f) s = join(capped(low(s)), capped(high(s)));
-    if (i < keys.begin || i + kBlockLen > keys.end) {
-      s = keep_lanes(larger(0, keys.begin - i), smaller(kBlockLen, keys.end - i), s, outside);
+    if (i < keys.begin || i + kPieceLen > keys.end) {
+      s = keep_lanes(larger(0, keys.begin - i), smaller(kPieceLen, keys.end - i), s, outside);
     }
     store(scores + i, s);
     highest = max(highest, s);
@@ -264,11 +265,11 @@ void softmax_line(const Work& work, int32_t split, int32_t line) {
   work.top[line] = reduce16_max(highest);
   const V16 base = splat16(work.top[line]);
   V8 total = zero8();
-  for (int32_t i = begin; i < keys.end; i += kBlockLen) {
+  for (int32_t i = begin; i < keys.end; i += kPieceLen) {
     const V16 e = exp_not_large(sub(load16(scores + i), base));
     total = add(add(total, low(e)), high(e));
     const float* scales = work.block_scales(split * kBlocksPerSplit + i / kBlockLen, true);
-    store(scores + i, scales == nullptr ? e : mul(e, load16(scales)));
+    store(scores + i, scales == nullptr ? e : mul(e, load16(scales + i % kBlockLen)));
   }
   work.sum[line] = reduce8(total);
 }

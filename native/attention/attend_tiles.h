@@ -142,63 +142,74 @@ template <typename V, int kLines, int kVectors, typename Weight, typename Vector
   }
 }
 
-// scores[r][16 * b + j] = sum_d q[d][r] * keys[b][d][j], times the key's scale, of kBlocks blocks.
-template <typename Codes, int kLines, int kBlocks>
-inline void score_tile(const Part<Codes>* keys, const float* q, int32_t dim, float* scores) {
+// Keys are scored so many at a time; a block holds one such piece, or several.
+constexpr int kPieceLen = 16;
+constexpr int kPiecesPerBlock = kBlockLen / kPieceLen;
+static_assert(kBlockLen % kPieceLen == 0);
+
+// scores[r][j] = sum_d q[d][r] * keys[d][j], times the key's scale, of kPieces pieces from the
+// first-th of consecutive blocks on.
+template <typename Codes, int kLines, int kPieces>
+inline void score_tile(const Part<Codes>* keys, int32_t first, const float* q, int32_t dim,
+                       float* scores) {
   using Code = typename Codes::Code;
-  constexpr int kStep = static_cast<int>(kLineBytes / sizeof(Code)) / kBlockLen;
-  constexpr int kPerBlock = kBlockLen / kLanes<Wide>;
-  constexpr int kVectors = kBlocks * kPerBlock;
-  const auto lane_of = [](auto v) { return v.value % kPerBlock * kLanes<Wide>; };
+  constexpr int kLineCodes = static_cast<int>(kLineBytes / sizeof(Code));
+  constexpr int kStep = kLineCodes > kBlockLen ? kLineCodes / kBlockLen : 1;
+  constexpr int kPerPiece = kPieceLen / kLanes<Wide>;
+  constexpr int kVectors = kPieces * kPerPiece;
+  const auto lane_of = [](auto v) { return v.value % kPerPiece * kLanes<Wide>; };
+  const auto part_of = [&](auto p) -> const Part<Codes>& {
+    return keys[(first + p.value) / kPiecesPerBlock];
+  };
+  const auto offset_of = [&](auto p) { return (first + p.value) % kPiecesPerBlock * kPieceLen; };
   Wide sum[kLines][kVectors];
   unrolled<kLines>([&](auto r) __attribute__((always_inline)) {
     unrolled<kVectors>(
         [&](auto v) __attribute__((always_inline)) { sum[r.value][v.value] = fill<Wide>(0.0f); });
   });
-  const Code* at[kBlocks];
-  const Code* ahead[kBlocks];
-  unrolled<kBlocks>([&](auto b) __attribute__((always_inline)) {
-    at[b.value] = keys[b.value].codes;
-    ahead[b.value] = keys[b.value].ahead;
+  const Code* at[kPieces];
+  const Code* ahead[kPieces];
+  unrolled<kPieces>([&](auto p) __attribute__((always_inline)) {
+    at[p.value] = part_of(p).codes + offset_of(p);
+    ahead[p.value] = part_of(p).ahead + offset_of(p);
   });
   for (int32_t d = 0; d < dim * kBlockLen; d += kStep * kBlockLen) {
     if constexpr (sizeof(Code) < sizeof(float)) {
-      unrolled<kBlocks>([&](auto b) __attribute__((always_inline)) { touch(ahead[b.value] + d); });
+      unrolled<kPieces>([&](auto p) __attribute__((always_inline)) { touch(ahead[p.value] + d); });
     }
     unrolled<kStep>([&](auto i) __attribute__((always_inline)) {
       add_outer(
           sum, [&](auto r) { return q[i.value * kLines + r.value]; },
           [&](auto v) {
-            return load_codes<Wide, Codes>(at[v.value / kPerBlock] + d + i.value * kBlockLen +
+            return load_codes<Wide, Codes>(at[v.value / kPerPiece] + d + i.value * kBlockLen +
                                            lane_of(v));
           });
     });
     q += kStep * kLines;
   }
   unrolled<kVectors>([&](auto v) __attribute__((always_inline)) {
-    constexpr int kBlock = decltype(v)::value / kPerBlock;
-    const float* scales = keys[kBlock].scales;
+    constexpr Count<decltype(v)::value / kPerPiece> piece;
+    const float* scales = part_of(piece).scales;
     float* out = scores + v.value * kLanes<Wide>;
     unrolled<kLines>([&](auto r) __attribute__((always_inline)) {
       Wide& score = sum[r.value][v.value];
       if (scales != nullptr) {
-        score = mul(score, load_codes<Wide, FloatCodes>(scales + lane_of(v)));
+        score = mul(score, load_codes<Wide, FloatCodes>(scales + offset_of(piece) + lane_of(v)));
       }
       store(out + r.value * kScoreStride, score);
     });
   });
 }
 
-// score_tile of any number of consecutive blocks.
-template <typename Codes, int kLines, int kBlocks = kWide<kLines> * kLanes<Wide> / kBlockLen>
-inline void score_row(const Part<Codes>* keys, int32_t num_blocks, const float* q, int32_t dim,
-                      float* scores) {
-  int32_t b = 0;
-  for (; b + kBlocks <= num_blocks; b += kBlocks) {
-    score_tile<Codes, kLines, kBlocks>(keys + b, q, dim, scores + b * kBlockLen);
+// score_tile of the pieces [first, end) of consecutive blocks.
+template <typename Codes, int kLines, int kPieces = kWide<kLines> * kLanes<Wide> / kPieceLen>
+inline void score_row(const Part<Codes>* keys, int32_t first, int32_t end, const float* q,
+                      int32_t dim, float* scores) {
+  for (; first + kPieces <= end; first += kPieces) {
+    score_tile<Codes, kLines, kPieces>(keys, first, q, dim, scores + first * kPieceLen);
   }
-  if constexpr (kBlocks > 1) {
-    score_row<Codes, kLines, kBlocks / 2>(keys + b, num_blocks - b, q, dim, scores + b * kBlockLen);
+  if constexpr (kPieces > 1) {
+    score_row<Codes, kLines, kPieces / 2>(keys, first, end, q, dim, scores);
   }
 }
 
