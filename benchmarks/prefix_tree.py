@@ -47,10 +47,11 @@ class Forest:
     shape: str
     num_blocks: int
     rng: random.Random
+    path_blocks: int = PATH_BLOCKS
 
     def __post_init__(self) -> None:
         layout = make_layout((0,), 1, 8)
-        self.pool = BlockPool(self.num_blocks + 4 * PATH_BLOCKS)
+        self.pool = BlockPool(self.num_blocks + 4 * self.path_blocks)
         self.cache = RadixCache(layout, self.pool)
         self.paths: list[array[int]] = []
         self.fill()
@@ -63,12 +64,12 @@ class Forest:
             self.paths.append(path)
 
     def _make_path(self) -> array[int]:
-        return array("i", array("H", self.rng.randbytes(2 * PATH_BLOCKS * BLOCK_LEN)))
+        return array("i", array("H", self.rng.randbytes(2 * self.path_blocks * BLOCK_LEN)))
 
     def _add(self, path: array[int], shape: str) -> float:
         """Seconds of the insertions alone."""
         cache, pool = self.cache, self.pool
-        table = pool.allocate(PATH_BLOCKS)
+        table = pool.allocate(self.path_blocks)
         assert table is not None
         found = cache.match(_KEY, path, 0)
         step = BLOCK_LEN if shape == "short" else len(path)
@@ -106,7 +107,7 @@ class Forest:
         path = self._make_path()
         seconds = self._add(path, "long")
         self.cache.abandon(_KEY, path, 0)
-        self.cache.evict(PATH_BLOCKS)
+        self.cache.evict(self.path_blocks)
         return seconds
 
     def insert_block(self) -> float:

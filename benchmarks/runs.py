@@ -165,6 +165,14 @@ _RUNS = (
         module="benchmarks.warm_ttft",
         repeats=True,
     ),
+    Run(
+        "20",
+        "block-length",
+        "blocks of 16, 32 and 64 positions",
+        "figures",
+        only=None,
+        module="benchmarks.block_length",
+    ),
 )
 RUNS: dict[str, Run] = {run.number: run for run in _RUNS}
 
