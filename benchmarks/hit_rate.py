@@ -99,12 +99,15 @@ def made_conversations(num_requests: int, seed: int) -> list[Shape]:
     return shapes
 
 
-def hit_rate(prompts: Sequence[array[int]], num_blocks: int, order: EvictionOrder) -> float:
+def hit_rate(
+    prompts: Sequence[array[int]], times_s: Sequence[float], num_blocks: int, order: EvictionOrder
+) -> float:
     """Share of all tokens that were found, in percent."""
     layout, pool = make_layout((0,), 1, 8), BlockPool(num_blocks)
     cache = RadixCache(layout, pool, order=order)
     num_found = 0
-    for prompt in prompts:
+    for prompt, at_s in zip(prompts, times_s, strict=True):
+        cache.advance(at_s)
         # The last token is always computed, since its row gives the next one.
         found = cache.match(_KEY, prompt, len(prompt) - 1)
         tables = SequenceTables(layout, pool)
@@ -158,13 +161,16 @@ def measure(trace: str, shapes: Sequence[Shape]) -> Iterator[Figure]:
     """All figures of a trace."""
     ids = PromptIds(0, DIVISOR)
     prompts = [ids.make(number, shape) for number, shape in enumerate(shapes)]
+    times_s = [shape.at_s for shape in shapes]
     total = len({block for shape in shapes for block in shape.blocks})
     longest = max(len(shape.blocks) for shape in shapes)
-    endless = hit_rate(prompts, 2 * (total + longest), EvictionOrder())
+    endless = hit_rate(prompts, times_s, 2 * (total + longest), EvictionOrder())
     yield Figure(0, f"{trace}, endless", endless, "%")
     for share in SHARES:
         num_blocks, name = round(share * total), f"{trace} {100 * share:.0f} %"
-        rates = {order: hit_rate(prompts, num_blocks, make()) for order, make in ORDERS.items()}
+        rates = {
+            order: hit_rate(prompts, times_s, num_blocks, make()) for order, make in ORDERS.items()
+        }
         bound = belady_bound(shapes, num_blocks)
         for order, rate in rates.items():
             yield Figure(0, f"{name}, {order}", rate, "%")

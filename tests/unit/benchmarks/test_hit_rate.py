@@ -59,7 +59,8 @@ def ids_of(shapes: Sequence[Shape]) -> list[array[int]]:
 @pytest.mark.parametrize("num_blocks", [150, 400, 3000])
 def test_no_order_is_above_the_bound(order: Callable[[], EvictionOrder], num_blocks: int) -> None:
     shapes = made_conversations(150, 1)
-    rate = hit_rate.hit_rate(ids_of(shapes), num_blocks, order())
+    times_s = [shape.at_s for shape in shapes]
+    rate = hit_rate.hit_rate(ids_of(shapes), times_s, num_blocks, order())
     assert 0 < rate <= belady_bound(shapes, num_blocks) < 100
 
 
@@ -74,7 +75,7 @@ OFTEN, LAST, NEW = shape(1, 2), shape(3, 4), shape(5, 6)
 def test_who_goes_first(order: Callable[[], EvictionOrder], kept: Shape) -> None:
     """Of two texts one was used often, the other last; a third takes the place of one."""
     shapes = [OFTEN, OFTEN, LAST, NEW, kept]
-    rate = hit_rate.hit_rate(ids_of(shapes), 4, order())
+    rate = hit_rate.hit_rate(ids_of(shapes), [0.0] * len(shapes), 4, order())
     # All but the last token is found, of the second use and of what was kept.
     assert rate == pytest.approx(100 * 2 * (2 * BLOCK_LEN - 1) / (5 * 2 * BLOCK_LEN))
 

@@ -176,7 +176,7 @@ class CacheMachine(RuleBasedStateMachine):
             freed = world.cache.evict(num_blocks)
             assert freed >= min(num_blocks, idle), "an idle block could not be evicted"
 
-    @rule(seconds=st.sampled_from([0.0, 2.0, 6.0]))
+    @rule(seconds=st.sampled_from([0.0, 2.0, 6.0, 400.0]))
     def wait(self, seconds: float) -> None:
         self.now += seconds
         for world in self.worlds:
@@ -240,6 +240,7 @@ class TwinMachine(CacheMachine):
         assert ours == {(e.key, e.tokens) for e in naive.entries}
         assert tree.counters == naive.counters
         assert len({world.pool.num_idle for world in self.worlds}) == 1
+        assert len({world.cache.next_deadline() for world in self.worlds}) == 1
 
 
 class TwoGroupsMachine(TwinMachine):

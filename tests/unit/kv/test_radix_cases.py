@@ -3,6 +3,7 @@ goes first when memory is needed."""
 
 from __future__ import annotations
 
+import math
 from array import array
 
 import pytest
@@ -10,12 +11,14 @@ import pytest
 from headrace.backends.layout import BLOCK_LEN, make_layout
 from headrace.kv.pool import BlockPool
 from headrace.kv.radix.base import DEFAULT_RETENTION, Retention, RootKey
-from headrace.kv.radix.order import MAX_HITS
+from headrace.kv.radix.order import FORGET_S, MAX_HITS
 from headrace.kv.radix.tree import MIN_TAIL_LEN, RadixCache
 from headrace.kv.tables import blocks_for
 from tests.support.cached_sequences import CacheWorld
 
 KEY = RootKey("m")
+# So few that tests of it are short.
+MAX_DUE = 8
 
 
 def make_world(num_blocks: int, windows: tuple[int, ...] = (0,)) -> CacheWorld:
@@ -181,6 +184,96 @@ def test_nothing_is_kept_with_no_time_to_live() -> None:
     world = make_world(60)
     serve(world, text(1, 50), Retention(ttl_s=0.0))
     assert world.pool.num_free == world.pool.num_blocks
+
+
+@pytest.mark.parametrize("is_path", [False, True])
+def test_a_step_drops_only_so_much_of_what_has_expired(
+    is_path: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it is many leaves or a path that becomes one leaf after the other; the next steps
+    drop the rest."""
+    monkeypatch.setattr("headrace.kv.radix.tree.MAX_DUE", MAX_DUE)
+    num = 2 * MAX_DUE + 5
+    world = make_world(2 * num)
+    for index in range(num):
+        tokens = text(1, (index + 1) * BLOCK_LEN) if is_path else text(2 + index, BLOCK_LEN)
+        serve(world, tokens, Retention(priority=90, ttl_s=10.0))
+    cache, expired = world.cache, world.cache.counters.num_evicted
+    cache.advance(9.0)
+    assert (expired["expired"], cache.next_deadline()) == (0, 10.0)
+    for num_gone in (MAX_DUE, 2 * MAX_DUE):
+        cache.advance(10.0)
+        assert expired["expired"] == num_gone
+        assert cache.next_deadline() <= 10.0
+    cache.advance(10.0)
+    assert (expired["expired"], cache.next_deadline()) == (num, math.inf)
+    world.drain()
+
+
+def test_the_rest_of_what_has_expired_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.kv.radix.tree.MAX_DUE", MAX_DUE)
+    world = make_world(4 * MAX_DUE)
+    for index in range(2 * MAX_DUE):
+        tokens = text(1, (index + 1) * BLOCK_LEN)
+        serve(world, tokens, Retention(priority=90, ttl_s=10.0))
+    serve(world, text(2, BLOCK_LEN), Retention(priority=0))
+    world.cache.advance(10.0)
+    assert world.cache.evict(1) >= 1
+    assert cached(world, text(2, BLOCK_LEN)) == BLOCK_LEN
+    world.drain()
+
+
+def test_uses_are_forgotten_in_the_end() -> None:
+    """What was used often goes after what was used later but once, until nobody has used it for
+    a while: then in order of their last use."""
+    world = make_world(60)
+    for _ in range(4):
+        serve(world, text(1, 64))
+    world.cache.advance(1.0)
+    serve(world, text(2, 64))
+    assert world.cache.evict(1) == 1
+    assert (cached(world, text(1, 64)), cached(world, text(2, 64))) == (64, 48)
+    world.cache.advance(FORGET_S - 1.0)
+    assert world.cache.evict(1) == 1
+    assert (cached(world, text(1, 64)), cached(world, text(2, 64))) == (64, 32)
+    world.cache.advance(FORGET_S)
+    assert world.cache.evict(1) == 1
+    assert (cached(world, text(1, 64)), cached(world, text(2, 64))) == (48, 32)
+    world.drain()
+
+
+@pytest.mark.parametrize("is_gone_on_with", [False, True])
+def test_partly_filled_blocks_are_worth_what_is_made_of_them(is_gone_on_with: bool) -> None:
+    """Where nobody goes on behind them they go before whole blocks of earlier prompts; where
+    everybody does, when it is their turn."""
+    world = make_world(40)
+    for index in range(100):
+        prompt = text(10 + index, 40)
+        serve(world, prompt)
+        if is_gone_on_with:
+            serve(world, prompt + text(300 + index, 9))
+    world.cache.evict(40)
+    serve(world, text(1, 64))
+    serve(world, text(3, 8), Retention(priority=0))
+    assert world.cache.evict(1) == 1
+    serve(world, text(2, 47))
+    assert world.cache.evict(1) == 1
+    assert cached(world, text(1, 64)) == (48 if is_gone_on_with else 64)
+    assert cached(world, text(2, 47)) == (47 if is_gone_on_with else 32)
+    world.drain()
+
+
+def test_a_pool_that_fills_for_the_first_time_has_an_order() -> None:
+    """Before the first eviction, too, time passes: a long prompt at the beginning is no better
+    than a short one at the end."""
+    world = make_world(100)
+    serve(world, text(1, 8 * BLOCK_LEN))
+    for name in range(2, 42):
+        serve(world, text(name, BLOCK_LEN))
+    assert world.cache.evict(10) == 10
+    assert cached(world, text(1, 8 * BLOCK_LEN)) < 8 * BLOCK_LEN
+    assert cached(world, text(41, BLOCK_LEN)) == BLOCK_LEN
+    world.drain()
 
 
 def test_what_nobody_goes_on_with_goes_first_until_it_is_used() -> None:

@@ -17,9 +17,11 @@ Contract
 - Eviction takes single blocks from the ends of paths, in order of (priority, key, last use). The
   key is GreedyDual's: clock + worth of its hits x cost of computing the block again / number of
   blocks that dropping it frees; the clock is the key of the last eviction. The cost is in rows, of
-  which a row in a long context counts for more. Window blocks that only a hit inside a run would
-  need go before any of that.
-- Time is what `advance` was told last; nothing here reads a clock.
+  which a row in a long context counts for more; those of a partly filled block count by how often
+  such blocks are gone on with. Window blocks that only a hit inside a run would need go before any
+  of that.
+- Time is what `advance` was told last; nothing here reads a clock. What has expired goes with the
+  next such call, but not too much at once: the rest goes with the next ones.
 """
 
 from __future__ import annotations
@@ -68,6 +70,8 @@ NO_DEADLINES: Deadlines = {}
 DEFAULT_DEADLINES: Deadlines = {DEFAULT_PRIORITY: math.inf}
 # Of what nobody will go on with: below every priority that can be asked for.
 ABANDONED: Deadlines = {MIN_PRIORITY - 1: math.inf}
+# Priority, and until when, of what is to be dropped with the next step: below those.
+OVERDUE = MIN_PRIORITY - 2, -math.inf
 
 
 def deadlines_of(retention: Retention, now: float) -> Deadlines:
@@ -216,7 +220,12 @@ class PrefixCache(Protocol):
         ...
 
     def advance(self, now: float) -> None:
-        """The time is `now`; what has expired is dropped."""
+        """The time is `now`; of what has expired, the next piece is dropped."""
+        ...
+
+    def next_deadline(self) -> float:
+        """When something expires that nobody holds; inf if nothing will. Not after `now`: call
+        `advance` again."""
         ...
 
     def clear(self) -> int:

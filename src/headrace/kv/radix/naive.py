@@ -32,7 +32,7 @@ from headrace.kv.radix.base import (
     join_deadlines,
     priority_at,
 )
-from headrace.kv.radix.order import CONTEXT_SCALE, MAX_HITS
+from headrace.kv.radix.order import CONTEXT_SCALE, FORGET_S, MAX_HITS, TailUse
 from headrace.kv.radix.tree import MIN_TAIL_LEN
 from headrace.kv.tables import blocks_for, first_visible_block
 
@@ -73,6 +73,8 @@ class _Use:
     hits: int
     base: float
     tick: int
+    used_s: float
+    share: float
     deadlines: Deadlines
 
 
@@ -128,6 +130,7 @@ class NaiveCache:
         self._holds: list[NaiveHold] = []
         self._uses: list[_Use] = []
         self._clock = 0.0
+        self._tails = TailUse()
         self._now = 0.0
         self._tick = 0
         pool.reclaim = self.evict
@@ -176,6 +179,14 @@ class NaiveCache:
         self._pool.share(source)
         hold = NaiveHold(key, wanted[: len(path) * BLOCK_LEN])
         self._holds.append(hold)
+        if any(
+            e.key == key
+            and e.parent == hold.path
+            and len(e.tokens) % BLOCK_LEN
+            and wanted[: len(e.tokens)] == e.tokens
+            for e in self.entries
+        ):
+            self._tails.note_used()
         return Match(hold, len(path), tables, source, length % BLOCK_LEN, length)
 
     def fork(self, hold: Hold) -> Hold:
@@ -214,6 +225,7 @@ class NaiveCache:
         if with_tail and computed % BLOCK_LEN >= self._min_tail_len:
             siblings = [e for e in self.entries if e.key == hold.key and e.parent == hold.path]
             if not any(e.tokens[:computed] == written for e in siblings):
+                self._tails.note_kept()
                 self._add(hold.key, written, [table[computed // BLOCK_LEN] for table in tables])
                 hold.path = written
         self.version += 1
@@ -227,7 +239,11 @@ class NaiveCache:
         self.entries.append(entry)
         held = [b for b in blocks if b >= 0]
         self._pool.cache(held)
-        self.counters.num_inserted += len(held)
+        self._count_inserted(len(held))
+
+    def _count_inserted(self, num: int) -> None:
+        self.counters.num_inserted += num
+        self._clock = max(self._clock, self.num_blocks / self._pool.num_blocks)
 
     def _unify(self, entry: Entry, tables: Sequence[array[int]], index: int) -> None:
         for group, table in enumerate(tables):
@@ -237,7 +253,7 @@ class NaiveCache:
             if kept == NO_BLOCK:
                 self._pool.cache((own,))
                 entry.blocks[group] = own
-                self.counters.num_inserted += 1
+                self._count_inserted(1)
             else:
                 self._pool.share((kept,))
                 self._pool.release((own,))
@@ -253,7 +269,10 @@ class NaiveCache:
         self._holds.remove(hold)
         self._tick += 1
         until = deadlines_of(retention, self._now)
-        self._uses.append(_Use(hold.key, hold.path, used, self._clock, self._tick, until))
+        tail_len = len(hold.path) % BLOCK_LEN
+        share = self._tails.worth(tail_len) if tail_len else 1.0
+        use = _Use(hold.key, hold.path, used, self._clock, self._tick, self._now, share, until)
+        self._uses.append(use)
         self._expire()
 
     def abandon(self, key: RootKey, tokens: array[int], prefix_len: int) -> None:
@@ -275,6 +294,11 @@ class NaiveCache:
         """See base.PrefixCache.advance."""
         self._now = max(self._now, now)
         self._expire()
+
+    def next_deadline(self) -> float:
+        """See base.PrefixCache.next_deadline."""
+        leaves = [priority_at(self._deadlines(e), self._now) for e in self._leaves()]
+        return min((held[1] for held in leaves if held is not None), default=math.inf)
 
     def evict(self, num_blocks: int) -> int:
         """See base.PrefixCache.evict."""
@@ -318,12 +342,16 @@ class NaiveCache:
         uses = self._uses_of(entry)
         held = priority_at(self._deadlines(entry), self._now)
         assert held is not None
+        last = max(uses, key=lambda u: u.tick)
         hits = min(MAX_HITS, sum(u.hits for u in uses))
-        key = 1.0 + BLOCK_LEN / CONTEXT_SCALE * blocks_for(len(entry.tokens))
+        if self._now >= last.used_s + FORGET_S:
+            hits = min(hits, 1)
+        key = last.share if len(entry.tokens) % BLOCK_LEN else 1.0
+        key *= 1.0 + BLOCK_LEN / CONTEXT_SCALE * blocks_for(len(entry.tokens))
         key *= 1.0 + math.log2(hits) if hits else 0.0
         if len(entry.blocks) > 1:
             key /= max(1, sum(b >= 0 for b in entry.blocks))
-        return held[0], max(u.base for u in uses) + key, max(u.tick for u in uses)
+        return held[0], max(u.base for u in uses) + key, last.tick
 
     def _expire(self) -> None:
         while True:

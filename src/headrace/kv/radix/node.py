@@ -3,6 +3,7 @@ each: comparing, hashing and slicing them are single calls."""
 
 from __future__ import annotations
 
+import math
 import struct
 from array import array
 from bisect import bisect_left, insort
@@ -27,13 +28,15 @@ class Node:
     its valid entry in the order of eviction, 0 for none. `clear`: leading positions that have lost
     their window blocks.
 
-    `hits`, `base`, `tick`, `deadlines` (see `tree.RadixCache.release`) tell of the uses that end
-    here; a node passes them to its parent when it goes, so that a leaf knows all uses of its path.
+    `share`: of a tail, its worth in whole blocks.
+    `hits`, `base`, `tick`, `used_s`, `deadlines` (see `tree.RadixCache.release`) tell of the uses
+    that end here; a node passes them to its parent when it goes, so that a leaf knows all uses of
+    its path.
     """
 
     __slots__ = (
         "base", "blocks", "children", "clear", "deadlines", "entry", "hits", "key", "order",
-        "parent", "pins", "root", "start", "tick", "tokens",
+        "parent", "pins", "root", "share", "start", "tick", "tokens", "used_s",
     )  # fmt: skip
 
     def __init__(
@@ -59,6 +62,8 @@ class Node:
         self.hits = 0
         self.base = 0.0
         self.tick = 0
+        self.used_s = -math.inf
+        self.share = 1.0
         self.deadlines: Deadlines = NO_DEADLINES
 
     def __len__(self) -> int:
@@ -97,6 +102,7 @@ class Node:
             node.base = self.base
         if self.tick > node.tick:
             node.tick = self.tick
+            node.used_s = self.used_s
         if self.deadlines is not node.deadlines:
             node.deadlines = join_deadlines(node.deadlines, self.deadlines)
 

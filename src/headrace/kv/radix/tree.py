@@ -6,7 +6,6 @@ runs of bytes and looks up blocks in dictionaries, eviction takes the first of a
 
 from __future__ import annotations
 
-import math
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,7 @@ from headrace.kv.radix.base import (
     DEFAULT_DEADLINES,
     DEFAULT_PRIORITY,
     DEFAULT_RETENTION,
+    OVERDUE,
     CacheCounters,
     CacheEvent,
     Hold,
@@ -48,6 +48,8 @@ from headrace.kv.radix.windows import WindowBlocks
 # A copy of a partly filled block costs about as much as a few rows, which it must save. (It also
 # keeps prompts that share nothing but their first token from counting as hits.)
 MIN_TAIL_LEN = 4
+# Leaves that a step drops, or ranks anew, since their time is over: any number may be due at once.
+MAX_DUE = 64
 
 
 class RadixCache:
@@ -129,6 +131,8 @@ class RadixCache:
             tables = [table[:depth] for table in tables]
         if inside < len(node):
             node = self._split(node, inside)
+        elif tail_len and node.tails_of(data[depth * BLOCK_BYTES :][:BLOCK_BYTES]):
+            self._order.tails.note_used()
         self._windows.blank_behind(tables, num_tokens)
         for table, group in zip(tables, self._layout.groups, strict=True):
             self._pool.share(table if group.window == 0 else (b for b in table if b >= 0))
@@ -270,6 +274,7 @@ class RadixCache:
         self._drop_prefixes(parent, data)
         parent.add_child(node)
         parent.entry = 0
+        self._order.tails.note_kept()
         self._pool.cache(blocks)
         self._count_inserted(len(blocks))
         self._windows.add(node)
@@ -294,6 +299,7 @@ class RadixCache:
         self.num_blocks += num
         self.counters.num_inserted += num
         self.version += 1
+        self._order.note_filled(self.num_blocks / self._pool.num_blocks)
 
     # ---- uses ----
 
@@ -307,7 +313,10 @@ class RadixCache:
         del hold.node  # a second release, or any other use, is an error
         self._tick += 1
         node.tick = self._tick
+        node.used_s = order.now
         node.base = order.clock
+        if node.is_tail:
+            node.share = order.tails.worth(len(node.tokens) // TOKEN_BYTES)
         node.hits += used
         node.deadlines = join_deadlines(node.deadlines, deadlines_of(retention, order.now))
         self._offer(node)
@@ -339,27 +348,33 @@ class RadixCache:
 
     def advance(self, now: float) -> None:
         """See base.PrefixCache.advance."""
-        order = self._order
+        order, left = self._order, MAX_DUE
         order.now = max(order.now, now)
-        if order.next_deadline > now:
+        if order.next_due > now:
             return
-        while (node := order.pop_due()) is not None:
-            self._offer(node)
+        while left > 0 and (node := order.pop_due()) is not None:
+            left = min(left - 1, self._offer(node, left))
 
-    def _offer(self, node: Node) -> None:
+    def next_deadline(self) -> float:
+        """See base.PrefixCache.next_deadline."""
+        return self._order.next_deadline()
+
+    def _offer(self, node: Node, most: int = MAX_DUE) -> int:
         """Let a node that became an unheld leaf be evicted; drop it, and then perhaps its parent,
-        if its time is over. A root that has become empty goes."""
+        if its time is over, but `most` of them now: returns what is left of that. A root that has
+        become empty goes."""
         order = self._order
         while node.parent is not None:
             if node.children or node.pins:
-                return
-            held = priority_at(node.deadlines, order.now)
+                return most
+            held = priority_at(node.deadlines, order.now) or (None if most else OVERDUE)
             if held is not None:
                 order.push(node, *held)
-                return
-            node = self._drop(node, "expired")
+                return most
+            node, most = self._drop(node, "expired"), most - 1
         if node.root is not None and not node.children and not node.pins:
             self._roots.pop(node.root, None)
+        return most
 
     # ---- going ----
 
@@ -409,7 +424,7 @@ class RadixCache:
                 return False
             key = order.key_of(node)
             if len(gone) >= num or others <= (DEFAULT_PRIORITY, key, node.tick):
-                order.replace_first(node, DEFAULT_PRIORITY, math.inf)
+                order.replace_first(node, DEFAULT_PRIORITY)
                 return True
             if key > order.clock:
                 order.clock = key
