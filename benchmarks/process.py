@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -18,18 +18,62 @@ from typing import IO, Any
 from benchmarks.machine import CpuClock, undisturbed
 
 ROOT = Path(__file__).parent.parent
-PR_SET_PDEATHSIG = 1
+GUARD = Path(__file__).with_name("guard.py")
 
 
-def die_with_parent() -> None:
-    """In the child: a driver that is killed may not leave a stopped process behind (prctl(2))."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+class Guarded:
+    """A command that leads a session, under a guard (benchmarks.guard): with this process, or
+    when it is closed, everything ends that the command has started. `popen` is the guard, which
+    ends with the command and has its status; input and output are the command's."""
 
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        stdin: int | None,
+        stdout: int | IO[bytes],
+        stderr: IO[bytes],
+    ) -> None:
+        """Returns when the command's process is there. One that cannot be run ends early."""
+        lifeline, self._lifeline = os.pipe()
+        report, told = os.pipe()
+        try:
+            self.popen = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(GUARD), str(lifeline), str(told), *command],
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                text=True,
+                cwd=ROOT,
+                env={**os.environ, **environment},
+                start_new_session=True,
+                pass_fds=(lifeline, told),
+            )
+        finally:
+            os.close(lifeline)
+            os.close(told)
+        with open(report, "rb") as file:
+            self.session = int(file.read())
 
-def signal_group(process: subprocess.Popen[Any], number: signal.Signals) -> None:
-    """Signal the group that a process leads; it may have ended."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
+    def signal(self, number: signal.Signals) -> None:
+        """Signal the group; it may have ended."""
+        with contextlib.suppress(ProcessLookupError):
+            if self.popen.poll() is None:
+                os.killpg(self.session, number)
+
+    def terminate(self) -> None:
+        """Ask the command alone to end; it may have ended."""
+        with contextlib.suppress(ProcessLookupError):
+            if self.popen.poll() is None:
+                os.kill(self.session, signal.SIGTERM)
+
+    def close(self, seconds: float) -> None:
+        """Wait until it has left by itself, at most so long; then end whatever there is."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.popen.wait(timeout=seconds)
+        os.close(self._lifeline)
+        self.popen.wait()
 
 
 def last_words(log: IO[bytes]) -> str:
@@ -73,18 +117,14 @@ class System:
         """Returns when it is ready."""
         self.name = launch.name
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the process)
-        self._started_s = time.perf_counter()
-        self._process = subprocess.Popen(
+        self._process = Guarded(
             launch.command,
+            launch.environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            text=True,
-            cwd=ROOT,
-            env={**os.environ, **launch.environment},
-            start_new_session=True,
-            preexec_fn=die_with_parent,  # noqa: PLW1509 (this process has no other threads)
         )
+        self._started_s = time.perf_counter()
         try:
             self.version = str(self._answer()["version"])
             self.ready_s = time.perf_counter() - self._started_s
@@ -106,41 +146,41 @@ class System:
     @property
     def session(self) -> int:
         """Its session, and its process group."""
-        return self._process.pid
+        return self._process.session
 
     def clock(self) -> CpuClock:
         """The machine's time now; what this system used counts as its own."""
-        return CpuClock.read(self._process.pid)
+        return CpuClock.read(self.session)
 
     def close(self) -> None:
         """End it; what does not leave by itself is killed."""
-        if self._process.stdin is not None and not self._process.stdin.closed:
-            with contextlib.suppress(BrokenPipeError):
-                self._process.stdin.close()
-        signal_group(self._process, signal.SIGCONT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=15)
-        signal_group(self._process, signal.SIGKILL)  # also what it has left behind in its group
-        self._process.wait()
+        stdin, stdout = self._process.popen.stdin, self._process.popen.stdout
+        assert stdin is not None
+        assert stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            stdin.close()
+        self._process.signal(signal.SIGCONT)
+        self._process.close(seconds=15)
         self._log.close()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+        stdout.close()
 
     def _ask(self, command: Mapping[str, object]) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        signal_group(self._process, signal.SIGCONT)
+        stdin = self._process.popen.stdin
+        assert stdin is not None
+        self._process.signal(signal.SIGCONT)
         try:
-            self._process.stdin.write(json.dumps(command) + "\n")
-            self._process.stdin.flush()
+            stdin.write(json.dumps(command) + "\n")
+            stdin.flush()
             return self._answer()
         except BrokenPipeError:
             raise UnavailableError(last_words(self._log)) from None
         finally:
-            signal_group(self._process, signal.SIGSTOP)
+            self._process.signal(signal.SIGSTOP)
 
     def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+        stdout = self._process.popen.stdout
+        assert stdout is not None
+        line = stdout.readline()
         if not line:
             raise UnavailableError(last_words(self._log))
         answer: dict[str, Any] = json.loads(line)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import selectors
 import signal
 import socket
@@ -18,13 +17,7 @@ from typing import Any
 
 from benchmarks.http_streams import Stream, open_stream, read_events
 from benchmarks.lineup import OURS, SOURCE, preloaded, vllm_dtypes
-from benchmarks.process import (
-    ROOT,
-    UnavailableError,
-    die_with_parent,
-    last_words,
-    signal_group,
-)
+from benchmarks.process import Guarded, UnavailableError, last_words
 from benchmarks.rivals import llama_cpp, vllm_cpu
 from benchmarks.rivals.environment import python_of
 from benchmarks.rivals.hf_folder import make_folder
@@ -158,14 +151,12 @@ class Server:
         self._launch = launch
         self._port = port
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the process)
-        self._process = subprocess.Popen(
+        self._process = Guarded(
             launch.command(port),
+            launch.environment,
+            stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
-            cwd=ROOT,
-            env={**os.environ, **launch.environment},
-            start_new_session=True,
-            preexec_fn=die_with_parent,  # noqa: PLW1509 (this process has no other threads)
         )
         try:
             self._wait_until_ready()
@@ -216,30 +207,27 @@ class Server:
     @property
     def session(self) -> int:
         """Its session, which holds what it starts."""
-        return self._process.pid
+        return self._process.session
 
     def resume(self) -> None:
-        signal_group(self._process, signal.SIGCONT)
+        self._process.signal(signal.SIGCONT)
 
     def pause(self) -> None:
         if self._launch.spins:
-            signal_group(self._process, signal.SIGSTOP)
+            self._process.signal(signal.SIGSTOP)
 
     def close(self) -> None:
         """End it; what does not leave by itself is killed."""
-        signal_group(self._process, signal.SIGCONT)
+        self._process.signal(signal.SIGCONT)
         self._process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=30)
-        signal_group(self._process, signal.SIGKILL)  # also what it has left behind in its group
-        self._process.wait()
+        self._process.close(seconds=30)
         self._log.close()
 
     def _wait_until_ready(self) -> None:
         request = f"GET {self._launch.ready_path} HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n".encode()
         deadline = time.monotonic() + READY_S
         while time.monotonic() < deadline:
-            if self._process.poll() is not None:
+            if self._process.popen.poll() is not None:
                 raise UnavailableError(last_words(self._log))
             with (
                 contextlib.suppress(OSError),

@@ -111,25 +111,81 @@ def session_pids(session: int) -> list[int]:
     return pids
 
 
+# Before it answers it starts a process in its group, one in a session of its own, and one whose
+# parent has ended. Those tell their ids in a file.
+FAMILY = """
+import os, subprocess, sys, time
+sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+start = f"subprocess.Popen({sleep!r}, start_new_session=True, stdout=subprocess.DEVNULL)"
+orphan = f"import subprocess; print({start}.pid)"
+children = [subprocess.Popen(sleep), subprocess.Popen(sleep, start_new_session=True)]
+made = subprocess.run([sys.executable, "-c", orphan], stdout=subprocess.PIPE, check=True)
+with open(sys.argv[1], "w") as file:
+    print(os.getpid(), *(child.pid for child in children), int(made.stdout), file=file)
+"""
+
+
+def pids_of(path: Path) -> list[int]:
+    pids = [int(pid) for pid in path.read_text("utf-8").split()]
+    assert len(pids) == 4
+    return pids
+
+
+def all_end(pids: list[int]) -> bool:
+    """Within 20 s. A process that only waits to be waited for has ended."""
+    deadline = time.monotonic() + 20
+    while (alive := [pid for pid in pids if is_alive(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not alive
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text("utf-8")
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] not in "ZX"
+
+
 def test_a_killed_driver_leaves_nothing_behind(tmp_path: Path) -> None:
-    script = tmp_path / "adapter.py"
-    script.write_text(ADAPTER, "utf-8")
+    script, told = tmp_path / "adapter.py", tmp_path / "pids"
+    answers = ADAPTER.replace("len(sys.argv) > 1", "False")
+    script.write_text(FAMILY + answers, "utf-8")
     driver = (
         "import os, signal, sys\n"
         "from benchmarks.process import Launch, System\n"
         f"paths = {{'PYTHONPATH': {str(ROOT)!r}}}\n"
-        f"system = System(Launch('fake', [sys.executable, {str(script)!r}], paths))\n"
-        "system.first_token_s()\n"
+        f"command = [sys.executable, {str(script)!r}, {str(told)!r}]\n"
+        "system = System(Launch('fake', command, paths))\n"
+        "system.first_token_s()\n"  # it is stopped now
         "print(system.session, flush=True)\n"
+        "input()\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    command = [sys.executable, "-c", driver]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.stdout, done.stderr
-    deadline = time.monotonic() + 10
-    while Path(f"/proc/{int(done.stdout)}").exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not Path(f"/proc/{int(done.stdout)}").exists()
+    with subprocess.Popen(
+        [sys.executable, "-c", driver], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        session = int(process.stdout.readline())
+        pids = pids_of(told)
+        assert pids[0] == session
+        assert all(is_alive(pid) for pid in pids)
+        process.communicate("\n")
+    assert process.returncode == -9
+    assert all_end(pids)
+
+
+def test_a_system_that_ends_leaves_nothing_behind(tmp_path: Path) -> None:
+    told = tmp_path / "pids"
+    family = Launch("family", [sys.executable, "-c", FAMILY, str(told)])
+    with pytest.raises(UnavailableError, match="it ended early"):
+        System(family)
+    assert all_end(pids_of(told))
+
+
+def test_a_system_that_cannot_be_run_says_why() -> None:
+    with pytest.raises(UnavailableError, match="no/such/program: No such file"):
+        System(Launch("none", ["no/such/program"]))
 
 
 def test_a_system_that_cannot_load_says_why() -> None:
