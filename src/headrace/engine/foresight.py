@@ -27,7 +27,7 @@ from headrace.kv.pool import BlockPool
 
 # Blocks of a table are placed for the length that its output exceeds with this probability.
 PLACED_FOR = 0.75
-# A sequence that waits gets a forecast of what was learned since when so many more have ended.
+# A forecast learns from what has ended since when so many more have.
 _RENEW_GROWTH = 1.25
 
 
@@ -140,9 +140,6 @@ class Foresight:
         """Of a sequence that waits, by what is known now."""
         prospect = seq.prospect
         if self.num_ended >= prospect.stale_at:
-            prospect.stale_at = 1 + int(_RENEW_GROWTH * self.num_ended)
-            if seq.num_output == 0:
-                prospect.forecast = None
             self._renew(seq)
         return prospect.known
 
@@ -185,11 +182,15 @@ class Foresight:
     def _renew(self, seq: SequenceState) -> None:
         """Compute an outlook anew, and how far its tables should find room."""
         prospect, length, prompt_len = seq.prospect, seq.num_output, seq.request.prompt_len
-        forecast = prospect.forecast
-        if forecast is None:
+        forecast, is_stale = prospect.forecast, self.num_ended >= prospect.stale_at
+        if is_stale:
+            prospect.stale_at = 1 + int(_RENEW_GROWTH * self.num_ended)
+        if forecast is None or (is_stale and length == 0):
             forecast = prospect.forecast = self._forecaster.begin(features_of(seq))
         elif length:
             forecast.reach(length)
+            if is_stale:
+                forecast.renew()
         prospect.known = outlook(
             forecast,
             self._demand,
@@ -224,7 +225,8 @@ class Foresight:
 
 
 def features_of(seq: SequenceState) -> Features:
-    """What is known of an output before it begins."""
+    """What is known of an output before it begins. Requests with one salt are one tenant's; what
+    else comes to tell requests apart (tools, a grammar) belongs into `kind`."""
     request = seq.request
     params, prompt = request.params, request.prompt
     can_end = request.stop_ids or params.stop
@@ -233,6 +235,7 @@ def features_of(seq: SequenceState) -> Features:
         prompt_len=len(prompt),
         min_tokens=params.min_tokens,
         is_fixed=not can_end,
+        tenant=request.options.salt or None,
         kind=(bool(params.stop), bool(params.stop_token_ids), params.n > 1),
         prefix=prompt[:PREFIX_LEN].tobytes(),
         prompt=hash(prompt.tobytes()),

@@ -30,7 +30,7 @@ class Prospect:
     """What engine.foresight knows of a sequence, and writes.
 
     `known`: its outlook, to be computed anew at `renew_at` tokens while it runs (`is_joined`), and
-    when `stale_at` outputs have ended while it waits.
+    when `stale_at` outputs have ended while it waits; then the forecast is, too.
     """
 
     forecast: Forecast | None = None

@@ -70,6 +70,10 @@ class FreeExtents:
         """Whether a hole begins with this block, as what is behind an extent does if it is free."""
         return block in self._length
 
+    def has_room(self, want: int) -> bool:
+        """Whether a new extent of `want` blocks would be in nobody's way."""
+        return self._roomy(want) is not None
+
     # ---- taking ----
 
     def take_behind(self, last: int, num: int) -> int:

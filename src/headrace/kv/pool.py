@@ -34,6 +34,9 @@ class BlockPool:
         self.num_shared = 0  # blocks that are held twice or more, the cache not counted
         # Frees at least so many idle blocks, given that there are as many.
         self.reclaim: Callable[[int], object] | None = None
+        # Frees an idle block, and others with it, if they are worth no more than what `reclaim`
+        # would free; whether it did.
+        self.reclaim_at: Callable[[int], bool] | None = None
         # A list, whose small integers cost least to read and write.
         self._counts = [0] * num_blocks
         self._is_cached = bytearray(num_blocks)
@@ -62,9 +65,7 @@ class BlockPool:
         room for them and for what others claim, before these are scattered over whatever is free.
         """
         free = self._free
-        goal = num
-        if want:
-            goal = max(num, min(want + free.num_claimed, self._most_ahead))
+        goal = max(num, self._goal(want)) if want else num
         if goal > free.num_free:
             if num > self.num_available:
                 return False
@@ -72,9 +73,24 @@ class BlockPool:
                 self.reclaim(min(goal - free.num_free, self.num_idle))
         return num <= free.num_free
 
-    def continues(self, table: array[int]) -> bool:
-        """Whether the block behind a table's last is free."""
-        return bool(table) and self._free.is_hole(table[-1] + 1)
+    def _goal(self, want: int) -> int:
+        """Blocks to be free when somebody begins an extent."""
+        return min(want + self._free.num_claimed, self._most_ahead)
+
+    def can_continue(self, table: array[int], want: int) -> bool:
+        """Whether the block behind a table's last is free; or was idle, and could be freed, when
+        there is no good place for `want` blocks elsewhere."""
+        if not table or table[-1] < 0:
+            return False
+        behind = table[-1] + 1
+        if self._free.is_hole(behind):
+            return True
+        if self.reclaim_at is None or behind == self.num_blocks or not self._is_cached[behind]:
+            return False
+        if self._counts[behind] > 1:
+            return False
+        is_short = self._goal(want) > self._free.num_free or not self._free.has_room(want)
+        return is_short and self.reclaim_at(behind)
 
     def extend(self, table: array[int], num: int, want: int) -> None:
         """Append `num` blocks with count 1, which must be free; behind the last one if those are.
@@ -82,11 +98,13 @@ class BlockPool:
         `want`: blocks that the table is expected to take from here on, `num` among them.
         """
         free, left = self._free, num
-        if table:
+        while left and self.can_continue(table, want - num + left):
             last = table[-1]
-            taken = free.take_behind(last, num) if last >= 0 else 0
+            taken = free.take_behind(last, left)
             self._append(table, last + 1, taken)
             left -= taken
+        if left:
+            self.unclaim(table)
         while left:
             first, taken = free.take_new(left, want - num + left)
             self._append(table, first, taken)

@@ -83,7 +83,7 @@ class SequenceTables:
             return True
         pool = self.pool
         wants = self._wants(more)
-        ahead = 0 if pool.continues(self.tables[0]) else sum(wants)
+        ahead = 0 if pool.can_continue(self.tables[0], sum(wants)) else sum(wants)
         if not pool.make_room(more * len(self.tables), ahead):
             return False
         for table, want in zip(self.tables, wants, strict=True):

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import random
 from array import array
+from dataclasses import replace
 
 import pytest
 
 from headrace.backends.layout import BLOCK_LEN
-from headrace.engine.base import EngineConfig, Scheduling
+from headrace.engine.base import EngineConfig, RequestOptions, Scheduling
 from headrace.engine.engine import Engine
 from headrace.engine.foresight import Foresight
+from headrace.engine.request import SequenceState, Status
 from headrace.engine.sampling import SamplingParams
 from headrace.engine.step_time import StepTime
 from headrace.kv.lookahead.base import Allocation
+from headrace.kv.lookahead.forecast import Forecast
+from headrace.kv.lookahead.risk import HORIZONS
 from headrace.kv.tables import blocks_for
 from headrace.sim.backend import SimBackend, SimTokenizer, VirtualClock
 from headrace.sim.machine import LinearMachine
@@ -92,6 +96,74 @@ def test_forecasts_are_scored_and_sequences_stay_in_few_runs() -> None:
     assert 0.8 < score.covered[1] / 120 <= 1.0
     assert foresight.num_tables == 120
     assert foresight.num_extents / foresight.num_tables < 1.3
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_tenants_whose_outputs_differ_are_told_apart(seed: int) -> None:
+    """Nothing else does: their prompts are alike. The salt halves the loss, and then some."""
+    rng, losses = random.Random(seed), {}
+    jobs = [
+        (salt, Job(0.0, array("i", (rng.randrange(1, 1000) for _ in range(40))), length, 300))
+        for _ in range(150)
+        for salt, length in (("chat", rng.randint(180, 220)), ("labels", rng.randint(2, 6)))
+    ]
+    for is_told in (False, True):
+        told = [
+            replace(job, options=RequestOptions(salt=salt if is_told else "")) for salt, job in jobs
+        ]
+        losses[is_told] = _run(Simulation(_site(200, Allocation.LOOKAHEAD), told)).score.losses
+    for with_salt, without in zip(losses[True], losses[False], strict=True):
+        assert with_salt < 0.5 * without
+
+
+def test_who_began_when_nothing_was_known_learns_from_those_that_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Long before it is long itself, and also when it has to wait to run again."""
+    first = Job(0.0, array("i", range(1, 20)), 280, max_tokens=300)
+    simulation = Simulation(_site(200, Allocation.LOOKAHEAD), [first, *_jobs(60)])
+    foresight, joined = simulation.engine.foresight, list[SequenceState]()
+    join = foresight.join
+
+    def note(seq: SequenceState) -> None:
+        joined.append(seq)
+        join(seq)
+
+    monkeypatch.setattr(foresight, "join", note)
+    at, sure = HORIZONS.index(128), list[bool]()
+    for _ in simulation.steps():
+        known = joined[0].prospect.known
+        sure.append(known.mean[at] == 1024 * known.alive[at])
+        if joined[0].num_output == 58:
+            break
+    assert foresight.num_ended > 8, "or this proves nothing"
+    assert sure[0]
+    assert not sure[-1]
+
+
+def test_whoever_waits_to_run_again_learns_from_those_that_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    simulation = Simulation(_site(23, Allocation.LOOKAHEAD), _jobs(60))
+    foresight = simulation.engine.foresight
+    preempt, renew = foresight.preempt, Forecast.renew
+    preempted, num_renewed = list[SequenceState](), 0
+
+    def note(seq: SequenceState) -> None:
+        preempted.append(seq)
+        preempt(seq)
+
+    def note_renewed(forecast: Forecast) -> None:
+        nonlocal num_renewed
+        waiting = (seq for seq in preempted if seq.status is Status.WAITING and seq.num_output)
+        num_renewed += any(seq.prospect.forecast is forecast for seq in waiting)
+        renew(forecast)
+
+    monkeypatch.setattr(foresight, "preempt", note)
+    monkeypatch.setattr(Forecast, "renew", note_renewed)
+    _run(simulation)
+    assert preempted, "or this proves nothing"
+    assert num_renewed > 0
 
 
 def test_blocks_are_kept_free_only_where_somebody_is_refused() -> None:

@@ -178,6 +178,20 @@ def test_running_outputs_count_before_they_end() -> None:
     assert median > 320
 
 
+def test_a_renewed_forecast_is_that_of_one_that_begins_now() -> None:
+    forecaster, features = LengthForecaster(), Features(LIMIT, 3)
+    early = forecaster.begin(features)
+    early.reach(0)
+    scored = early.quantiles
+    _learn(forecaster, [(30 + n, True, 3) for n in range(40)])
+    fresh = forecaster.begin(features)
+    before = [early.alive(n) for n in range(LIMIT)]
+    early.renew()
+    after = [early.alive(n) for n in range(LIMIT)]
+    assert after == [fresh.alive(n) for n in range(LIMIT)] != before
+    assert early.quantiles == scored == (LIMIT, LIMIT)
+
+
 def test_an_output_that_was_cut_off_says_nothing_about_longer_ones() -> None:
     forecaster = LengthForecaster()
     for _ in range(50):

@@ -251,6 +251,50 @@ def test_idle_blocks_make_room_for_who_begins_but_not_for_who_goes_on() -> None:
     assert evicted == [80 // AHEAD_SHARE - 1]
 
 
+class _Shelf:
+    """A cache of runs that go as a whole, the first to have been put there first."""
+
+    def __init__(self, pool: BlockPool, runs: list[range], *, kept: int = 0) -> None:
+        """`kept`: the last so many may not go for their place."""
+        self.pool, self.runs, self.kept = pool, list(runs), kept
+        pool.cache(b for run in runs for b in run)
+        pool.release(b for run in runs for b in run)
+        pool.reclaim, pool.reclaim_at = self.reclaim, self.reclaim_at
+
+    def reclaim(self, num: int) -> None:
+        while num > 0:
+            num -= len(self.runs[0])
+            self.pool.uncache(self.runs.pop(0))
+
+    def reclaim_at(self, block: int) -> bool:
+        for run in self.runs[: len(self.runs) - self.kept]:
+            if block in run:
+                self.runs.remove(run)
+                self.pool.uncache(run)
+                return True
+        return False
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_who_grows_takes_the_idle_block_behind(kept: int) -> None:
+    """And another one, if the cache does mind."""
+    pool = BlockPool(40)
+    layout = make_layout((0,), 1, 8)
+    tables = SequenceTables(layout, pool, expected_len=BLOCK_LEN)
+    assert tables.grow(BLOCK_LEN)
+    assert pool.allocate(39) is not None
+    _Shelf(pool, [range(20, 30), range(1, 9)], kept=kept)
+    tables.expected_len = 6 * BLOCK_LEN
+    for num in range(2, 7):
+        assert tables.grow(num * BLOCK_LEN)
+        pool.check()
+    start = 20 if kept else 1
+    assert tables.tables[0].tolist() == [0, *range(start, start + 5)]
+    assert (pool.num_idle, pool.num_free) == ((8, 5) if kept else (10, 3))
+    tables.release()
+    assert pool.num_claimed == 0
+
+
 def test_a_forks_tail_begins_a_run_of_its_own() -> None:
     pool = BlockPool(64)
     tables = SequenceTables(make_layout((0,), 1, 8), pool, expected_len=10 * BLOCK_LEN)

@@ -21,6 +21,7 @@ from headrace.kv.pool import BlockPool
 from headrace.kv.radix.base import CAUSES, PrefixCache, Retention, RootKey
 from headrace.kv.radix.naive import Entry, NaiveCache, best_hit
 from headrace.kv.radix.node import TOKEN_BYTES
+from headrace.kv.radix.order import PLACE_MARGIN
 from headrace.kv.radix.tree import MIN_TAIL_LEN, RadixCache
 from tests.support.cached_sequences import CacheWorld
 
@@ -55,6 +56,31 @@ def tree_entries(cache: RadixCache) -> list[Entry]:
 
 def recording_tree(layout: KVLayout, pool: BlockPool) -> RadixCache:
     return RadixCache(layout, pool, record_events=True)
+
+
+def aloof_tree(layout: KVLayout, pool: BlockPool) -> RadixCache:
+    """One that the pool does not ask for single blocks: where they lie, no twin can know. It finds
+    them, however many nodes that takes: nor does the twin know these."""
+    cache = recording_tree(layout, pool)
+    cache._places.max_nodes = 1 << 20
+    pool.reclaim_at = None
+    return cache
+
+
+def evict_at(naive: NaiveCache, key: RootKey, tokens: tuple[int, ...]) -> bool:
+    """What the tree does with the block that these tokens end with: it goes with all that follow
+    it, if nobody holds one and none is worth half a use more than what would go next."""
+    gone = [e for e in naive.entries if e.key == key and e.tokens[: len(tokens)] == tokens]
+    priority, least, _ = min(map(naive._order, naive._leaves()), default=(0, 0.0, 0))
+    worths = [naive._order(e)[:2] for e in gone if naive._uses_of(e) and naive._deadlines(e)]
+    if any(p > priority or worth > least + PLACE_MARGIN for p, worth in worths):
+        return False
+    if not naive._leaves() or any(map(naive._held, gone)):
+        return False
+    for entry in sorted(gone, key=lambda e: -len(e.tokens)):
+        naive._drop(entry, "capacity")
+    naive._expire()
+    return True
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -226,8 +252,22 @@ class TwinMachine(CacheMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.add_world(recording_tree)
+        self.add_world(aloof_tree)
         self.add_world(NaiveCache)
+
+    @rule(data=st.data())
+    def evict_in_the_middle(self, data: st.DataObject) -> None:
+        """Of a block that nobody holds, wherever it is in the tree."""
+        tree, naive = (world.cache for world in self.worlds)
+        assert isinstance(tree, RadixCache)
+        assert isinstance(naive, NaiveCache)
+        pool = self.worlds[0].pool
+        entries = [e for e in tree_entries(tree) if e.tokens and pool.count(e.blocks[-1]) == 1]
+        if entries:
+            entry = data.draw(st.sampled_from(entries))
+            is_gone = tree.evict_at(entry.blocks[-1])
+            assert is_gone == evict_at(naive, entry.key, entry.tokens)
+            assert is_gone == (pool.count(entry.blocks[-1]) == 0)
 
     @invariant()
     def both_have_the_same(self) -> None:
@@ -253,10 +293,16 @@ class TwoGroupsMachine(TwinMachine):
     def begin(self) -> None:
         layout = make_layout((0, 0, 0, 40), 1, 8)
         full = KVLayout(layout.groups[:2], layout.layers_per_block, 1, 8)
-        for make in (recording_tree, NaiveCache):
+        for make in (aloof_tree, NaiveCache):
             pool = BlockPool(self.num_blocks)
             cache: PrefixCache = make(full, pool)
             self.worlds.append(CacheWorld(full, pool, cache))
+
+
+class PlacesMachine(CacheMachine):
+    """Full attention, and a pool that asks for single blocks: nothing is lost, whoever hits."""
+
+    num_blocks = 24
 
 
 class WindowMachine(CacheMachine):
@@ -288,9 +334,16 @@ _SETTINGS = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
-for machine in (TwinMachine, TwoGroupsMachine, WindowMachine, OnlyWindowsMachine):
+for machine in (
+    TwinMachine,
+    TwoGroupsMachine,
+    PlacesMachine,
+    WindowMachine,
+    OnlyWindowsMachine,
+):
     machine.TestCase.settings = _SETTINGS
 TestTwin = TwinMachine.TestCase
 TestTwoGroups = TwoGroupsMachine.TestCase
+TestPlaces = PlacesMachine.TestCase
 TestWindow = WindowMachine.TestCase
 TestOnlyWindows = OnlyWindowsMachine.TestCase

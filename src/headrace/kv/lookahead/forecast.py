@@ -231,7 +231,11 @@ class Forecast:
         self._reach(length + 1)
         if length >= self._renew_at:
             self._renew_at = 4 * length
-            self._survival = self._forecaster.survival(self.features, self._chain)
+            self.renew()
+
+    def renew(self) -> None:
+        """Learn from the outputs that have ended since. What is scored stays what it was."""
+        self._survival = self._forecaster.survival(self.features, self._chain)
 
     def end(self, length: int, *, by_itself: bool) -> None:
         """The output has ended with so many tokens, or was cut off there."""

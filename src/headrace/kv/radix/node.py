@@ -7,7 +7,7 @@ import math
 import struct
 from array import array
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from headrace.backends.layout import BLOCK_LEN
 from headrace.kv.radix.base import NO_DEADLINES, Deadlines, RootKey, join_deadlines
@@ -208,6 +208,21 @@ def path_tables(path: Sequence[Node], num_groups: int, depth: int) -> list[array
     """The block tables (one per group) along a path of nodes, of `depth` blocks."""
     joined = (b"".join([node.blocks[group] for node in path]) for group in range(num_groups))
     return [array("i", ids[: depth * _ID_BYTES]) for ids in joined]
+
+
+def num_held(
+    path: Sequence[Node], inside: int, group: int | None, count: Callable[[int], int]
+) -> int:
+    """Blocks of a full-attention group, if there is one, that sequences hold of a path that ends
+    `inside` blocks into its last node: the front of it. `count`: references of a block."""
+    if group is None or not path:
+        return 0
+    at = bisect_left(path, True, key=lambda node: count(node.blocks[group][0]) < 2)
+    if at == 0:
+        return 0
+    last = path[at - 1]
+    blocks = last.blocks[group][: inside if at == len(path) else len(last)]
+    return last.start + bisect_left(blocks, True, key=lambda block: count(block) < 2)
 
 
 def last_block(node: Node, keep: int) -> int:

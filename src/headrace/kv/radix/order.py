@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Iterable
 
 from headrace.backends.layout import BLOCK_LEN
-from headrace.kv.radix.base import MAX_PRIORITY
+from headrace.kv.radix.base import MAX_PRIORITY, priority_at
 from headrace.kv.radix.node import Node
 
 # priority, key, last use, number, leaf
@@ -32,6 +33,9 @@ FORGET_S = 600.0
 _USUAL_SHARE = 0.25
 _TAILS_TO_BEGIN = 32
 _TAILS_TO_HALVE = 1024
+# What goes because of where it lies may be worth so much more than what would go otherwise. A single
+# use counts 1, so it is about as old.
+PLACE_MARGIN = 0.5
 # Stale entries are swept when the heap has doubled, but not while it is small.
 _LEAST_SWEEP = 1024
 
@@ -148,6 +152,19 @@ class EvictionOrder:
                 return node
             heapq.heappop(heap)
         return None
+
+    def is_cheap(self, nodes: Iterable[Node]) -> bool:
+        """Whether none of these is worth much more than what is evicted next."""
+        if self.first() is None:
+            return False
+        priority, key = self._heap[0][:2]
+        for node in nodes:
+            held = priority_at(node.deadlines, self.now)
+            if held is not None and held[0] > priority:
+                return False
+            if self.key_of(node) > key + PLACE_MARGIN:
+                return False
+        return True
 
     def second(self) -> tuple[int, float, int]:
         """What comes after `first` at the earliest; a leaf in front of it would be first, too."""

@@ -7,7 +7,6 @@ runs of bytes and looks up blocks in dictionaries, eviction takes the first of a
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
 from headrace.backends.layout import BLOCK_LEN, KVLayout
@@ -38,11 +37,13 @@ from headrace.kv.radix.node import (
     common_blocks,
     common_tokens,
     last_block,
+    num_held,
     path_of,
     path_tables,
     walk,
 )
 from headrace.kv.radix.order import EvictionOrder
+from headrace.kv.radix.places import Places
 from headrace.kv.radix.windows import WindowBlocks
 
 # A copy of a partly filled block costs about as much as a few rows, which it must save. (It also
@@ -53,7 +54,7 @@ MAX_DUE = 64
 
 
 class RadixCache:
-    """Implements base.PrefixCache, and becomes the pool's `reclaim`.
+    """Implements base.PrefixCache, and becomes the pool's `reclaim` and `reclaim_at`.
 
     `order`: who is evicted first. `record_events`: keep events for `take_events`.
     """
@@ -79,9 +80,10 @@ class RadixCache:
         self._roots: dict[RootKey, Node] = {}
         self._order = order or EvictionOrder()
         self._windows = WindowBlocks(layout, pool)
+        self._places = Places(pool.num_blocks)
         self._tick = 0
         self._log = EventLog() if record_events else None
-        pool.reclaim = self.evict
+        pool.reclaim, pool.reclaim_at = self.evict, self.evict_at
 
     # ---- finding ----
 
@@ -108,7 +110,8 @@ class RadixCache:
             tables = path_tables(path, self._num_groups, depth)
             num_tokens = self._windows.usable_tokens(tables, depth, tail_len)
         place = (node if inside == len(node) else (node, inside), depth)
-        return Look(num_tokens, place, self._num_busy(path, inside), (node, depth))
+        num_busy = num_held(path, inside, self._full_group, self._pool.count)
+        return Look(num_tokens, place, num_busy, (node, depth))
 
     def match(self, key: RootKey, tokens: array[int], limit: int) -> Match:
         """See base.PrefixCache.match."""
@@ -159,18 +162,6 @@ class RadixCache:
             if shared >= self._min_tail_len and min(blocks) >= 0:
                 return blocks, shared
         return [], 0
-
-    def _num_busy(self, path: Sequence[Node], inside: int) -> int:
-        """Full-attention blocks of a path that sequences hold: the front of it."""
-        group, count = self._full_group, self._pool.count
-        if group is None or not path:
-            return 0
-        at = bisect_left(path, True, key=lambda node: count(node.blocks[group][0]) < 2)
-        if at == 0:
-            return 0
-        last = path[at - 1]
-        blocks = last.blocks[group][: inside if at == len(path) else len(last)]
-        return last.start + bisect_left(blocks, True, key=lambda block: count(block) < 2)
 
     # ---- growing ----
 
@@ -228,6 +219,7 @@ class RadixCache:
                     continue
                 if there < 0:
                     pool.cache((block,))
+                    self._places.note((block,), node)
                     kept[index] = block
                     node.clear = min(node.clear, index)
                     self._count_inserted(1)
@@ -259,6 +251,7 @@ class RadixCache:
         for table, group in zip(blocks, self._layout.groups, strict=True):
             held = [b for b in table if b >= 0] if group.window else table
             self._pool.cache(held)
+            self._places.note(held, node)
             self._count_inserted(len(held))
         self._windows.add(node)
         if self._log is not None:
@@ -276,6 +269,7 @@ class RadixCache:
         parent.entry = 0
         self._order.tails.note_kept()
         self._pool.cache(blocks)
+        self._places.note(blocks, node)
         self._count_inserted(len(blocks))
         self._windows.add(node)
         if self._log is not None:
@@ -392,6 +386,28 @@ class RadixCache:
         if not self._full_only and pool.num_free < goal:
             self._drop_outer_windows(goal)
         return pool.num_free - before
+
+    def evict_at(self, block: int) -> bool:
+        """Free this idle block for what lies beside it, and with it what hangs on it. False, and
+        nothing changed, if that is worth more than what `evict` would free now."""
+        found = self._places.find(block)
+        if found is None or not self._order.is_cheap(found[1]):
+            return False
+        keep, (node, *below) = found
+        gone = array("i")
+        for each in reversed(below):
+            self._unlink(each, gone)
+        if self._full_group is None:
+            keep = last_block(node, keep)
+        if keep:
+            self._cut(node, keep, gone)
+        else:
+            node = self._unlink(node, gone)
+        held = [b for b in gone if b >= 0]
+        self._count_evicted("capacity", len(held))
+        self._pool.uncache(held)
+        self._offer(node)
+        return True
 
     def _take_ends(self, num: int) -> Sequence[int]:
         """About `num` blocks, cut off the ends of leaves in the order of eviction."""
