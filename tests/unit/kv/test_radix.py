@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 
 from headrace.backends.layout import BLOCK_LEN, KVLayout, make_layout
 from headrace.kv.pool import BlockPool
-from headrace.kv.radix.base import CAUSES, PrefixCache, Retention, RootKey
+from headrace.kv.radix.base import CAUSES, PrefixCache, Retention, RootKey, priority_at
 from headrace.kv.radix.naive import Entry, NaiveCache, best_hit
 from headrace.kv.radix.node import TOKEN_BYTES
 from headrace.kv.radix.order import PLACE_MARGIN
@@ -72,7 +72,8 @@ def evict_at(naive: NaiveCache, key: RootKey, tokens: tuple[int, ...]) -> bool:
     it, if nobody holds one and none is worth half a use more than what would go next."""
     gone = [e for e in naive.entries if e.key == key and e.tokens[: len(tokens)] == tokens]
     priority, least, _ = min(map(naive._order, naive._leaves()), default=(0, 0.0, 0))
-    worths = [naive._order(e)[:2] for e in gone if naive._uses_of(e) and naive._deadlines(e)]
+    used = [e for e in gone if priority_at(naive._deadlines(e), naive._now) is not None]
+    worths = [naive._order(e)[:2] for e in used]
     if any(p > priority or worth > least + PLACE_MARGIN for p, worth in worths):
         return False
     if not naive._leaves() or any(map(naive._held, gone)):

@@ -33,8 +33,8 @@ FORGET_S = 600.0
 _USUAL_SHARE = 0.25
 _TAILS_TO_BEGIN = 32
 _TAILS_TO_HALVE = 1024
-# What goes because of where it lies may be worth so much more than what would go otherwise. A single
-# use counts 1, so it is about as old.
+# What goes because of where it lies may be worth so much more than what would go otherwise: half of
+# a single use, so that it is about as old.
 PLACE_MARGIN = 0.5
 # Stale entries are swept when the heap has doubled, but not while it is small.
 _LEAST_SWEEP = 1024
@@ -160,9 +160,9 @@ class EvictionOrder:
         priority, key = self._heap[0][:2]
         for node in nodes:
             held = priority_at(node.deadlines, self.now)
-            if held is not None and held[0] > priority:
-                return False
-            if self.key_of(node) > key + PLACE_MARGIN:
+            if held is None:
+                continue  # no use of it ended here, or their time is over
+            if held[0] > priority or self.key_of(node) > key + PLACE_MARGIN:
                 return False
         return True
 

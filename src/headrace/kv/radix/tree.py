@@ -286,6 +286,7 @@ class RadixCache:
         upper = node.split(at)
         self._windows.add(upper)
         self._windows.add(node)
+        self._places.note_all(upper)
         self.version += 1
         return upper
 
@@ -388,13 +389,12 @@ class RadixCache:
         return pool.num_free - before
 
     def evict_at(self, block: int) -> bool:
-        """Free this idle block for what lies beside it, and with it what hangs on it. False, and
-        nothing changed, if that is worth more than what `evict` would free now."""
+        """Free this idle block, and what hangs on it. False, and nothing changed, if that is worth
+        more than what `evict` would free now."""
         found = self._places.find(block)
         if found is None or not self._order.is_cheap(found[1]):
             return False
-        keep, (node, *below) = found
-        gone = array("i")
+        (keep, (node, *below)), gone = found, array("i")
         for each in reversed(below):
             self._unlink(each, gone)
         if self._full_group is None:
