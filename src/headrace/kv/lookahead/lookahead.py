@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from headrace.kv.lookahead.base import Allocation, H, Holder, Preempted, Room
 from headrace.kv.lookahead.risk import break_even
 
-# Found in simulation (benchmarks.overcommit): about the least that leaves a tenth of the pool unused.
-# 0.01 leaves an eighth more unused and computes a third less again; goodput changes by a hundredth.
+# Found in simulation (benchmarks.overcommit): about the least that leaves a tenth of a pool unused.
+# 0.01 leaves a sixth more unused and computes half as much again; goodput changes by a hundredth.
 DEFAULT_RISK = 0.025
 DEFAULT_MAX_PREEMPTIONS = 2
 # It looks ahead at least so many steps, however cheap a preemption seems. Preempted sequences come
