@@ -173,6 +173,14 @@ _RUNS = (
         only=None,
         module="benchmarks.block_length",
     ),
+    Run(
+        "19",
+        "block-runs",
+        "attention over runs of blocks beside scattered ones",
+        "figures",
+        only=None,
+        module="benchmarks.block_runs",
+    ),
 )
 RUNS: dict[str, Run] = {run.number: run for run in _RUNS}
 
