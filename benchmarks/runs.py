@@ -166,20 +166,20 @@ _RUNS = (
         repeats=True,
     ),
     Run(
-        "20",
-        "block-length",
-        "blocks of 16, 32 and 64 positions",
-        "figures",
-        only=None,
-        module="benchmarks.block_length",
-    ),
-    Run(
         "19",
         "block-runs",
         "attention over runs of blocks beside scattered ones",
         "figures",
         only=None,
         module="benchmarks.block_runs",
+    ),
+    Run(
+        "20",
+        "block-length",
+        "blocks of 16, 32 and 64 positions",
+        "figures",
+        only=None,
+        module="benchmarks.block_length",
     ),
 )
 RUNS: dict[str, Run] = {run.number: run for run in _RUNS}

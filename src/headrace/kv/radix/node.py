@@ -210,6 +210,25 @@ def path_tables(path: Sequence[Node], num_groups: int, depth: int) -> list[array
     return [array("i", ids[: depth * _ID_BYTES]) for ids in joined]
 
 
+def find_tail(node: Node, inside: int, data: bytes, least: int) -> tuple[list[int], int]:
+    """The block (one per group) that shares most tokens, `least` or more, with what follows the
+    whole blocks of a path in `data`; and how many."""
+    at = (node.start + inside) * BLOCK_BYTES
+    rest = data[at : at + BLOCK_BYTES]
+    if inside < len(node):
+        run = node.tokens[inside * BLOCK_BYTES : (inside + 1) * BLOCK_BYTES]
+        found = [(common_tokens(run, rest), node, inside)]
+    elif node.children and rest:
+        found = [(shared, child, 0) for shared, child in node.nearest(rest)]
+    else:
+        found = []
+    for shared, child, index in found:
+        blocks = [table[index] for table in child.blocks]
+        if shared >= least and min(blocks) >= 0:
+            return blocks, shared
+    return [], 0
+
+
 def num_held(
     path: Sequence[Node], inside: int, group: int | None, count: Callable[[int], int]
 ) -> int:

@@ -35,7 +35,7 @@ from headrace.kv.radix.node import (
     TOKEN_BYTES,
     Node,
     common_blocks,
-    common_tokens,
+    find_tail,
     last_block,
     num_held,
     path_of,
@@ -102,7 +102,7 @@ class RadixCache:
         path: list[Node] = []
         node, inside = walk(start, depth - start.start, data, path)
         depth = node.start + inside
-        tail_len = self._find_tail(node, inside, data)[1]
+        tail_len = find_tail(node, inside, data, self._min_tail_len)[1]
         num_tokens = depth * BLOCK_LEN + tail_len
         if start is not root:
             path = path_of(node)
@@ -124,7 +124,7 @@ class RadixCache:
         node, inside = walk(root, 0, data, path)
         depth = node.start + inside
         tables = path_tables(path, self._num_groups, depth)
-        tail, tail_len = self._find_tail(node, inside, data)
+        tail, tail_len = find_tail(node, inside, data, self._min_tail_len)
         num_tokens = self._windows.usable_tokens(tables, depth, tail_len)
         if num_tokens < depth * BLOCK_LEN + tail_len:
             tail, tail_len, depth = [], 0, num_tokens // BLOCK_LEN
@@ -145,23 +145,6 @@ class RadixCache:
     def fork(self, hold: Hold) -> Hold:
         """See base.PrefixCache.fork."""
         return RadixHold(node_of(hold))
-
-    def _find_tail(self, node: Node, inside: int, data: bytes) -> tuple[list[int], int]:
-        """The block (one per group) that shares most tokens with what follows the whole blocks."""
-        at = (node.start + inside) * BLOCK_BYTES
-        rest = data[at : at + BLOCK_BYTES]
-        if inside < len(node):
-            run = node.tokens[inside * BLOCK_BYTES : (inside + 1) * BLOCK_BYTES]
-            found = [(common_tokens(run, rest), node, inside)]
-        elif node.children and rest:
-            found = [(shared, child, 0) for shared, child in node.nearest(rest)]
-        else:
-            found = []
-        for shared, child, index in found:
-            blocks = [table[index] for table in child.blocks]
-            if shared >= self._min_tail_len and min(blocks) >= 0:
-                return blocks, shared
-        return [], 0
 
     # ---- growing ----
 
