@@ -103,7 +103,7 @@ def _queue_order(run: Run, found: Found) -> Chart:
         "mean over fcfs": "mean time to first token over fcfs",
         "p99 over fcfs": "99th percentile over fcfs",
     }
-    return by_setting(run, found, columns, ours=("shortest",))
+    return by_setting(run, found, columns, ours=("shortest", "sharing: shortest"))
 
 
 def _interference(run: Run, found: Found) -> Chart:

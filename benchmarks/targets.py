@@ -90,6 +90,8 @@ FIGURE_TARGETS: dict[str, dict[str, tuple[float, bool]]] = {
     "12": {
         "shortest, mean over fcfs": (0.65, True),
         "shortest, p99 over fcfs": (1.05, True),
+        "sharing: shortest, mean over fcfs": (0.5, True),
+        "sharing: shortest, p99 over fcfs": (1.0, True),
     },
     "13": {
         "objective, p99 gap over objective": (1.25, True),

@@ -62,15 +62,18 @@ def jobs_of(
     ]
 
 
-def saturation(site: Site, shapes: Sequence[Shape], seed: int = 0) -> float:
+def saturation(site: Site, shapes: Sequence[Shape], seed: int = 0, *, divisor: int = 1) -> float:
     """Requests per second when all have come before the first step."""
-    jobs = jobs_of([replace(shape, at_s=0.0) for shape in shapes], seed)
+    jobs = jobs_of([replace(shape, at_s=0.0) for shape in shapes], seed, divisor=divisor)
     return len(jobs) / simulate(site, jobs).duration_s
 
 
-def overload(site: Site, shapes: Sequence[Shape], factor: float, seed: int = 0) -> list[Job]:
+def overload(
+    site: Site, shapes: Sequence[Shape], factor: float, seed: int = 0, *, divisor: int = 1
+) -> list[Job]:
     """Jobs whose arrivals, independent of each other, are `factor` times what the site can do."""
-    return jobs_of(poisson(shapes, factor * saturation(site, shapes, seed), seed), seed)
+    rate = factor * saturation(site, shapes, seed, divisor=divisor)
+    return jobs_of(poisson(shapes, rate, seed), seed, divisor=divisor)
 
 
 @dataclass(frozen=True, slots=True)
