@@ -108,6 +108,7 @@ ONE_ABOVE: list[tuple[str, Any, str]] = [
     ("cache", {"ttl": True}, "cache.ttl"),
     ("cache", {"priority": -1}, "cache.priority"),
     ("cache", {"priority": 101}, "cache.priority"),
+    ("cache", {"priority": 51}, "cache.priority"),
     ("cache", {"priority": 1.5}, "cache.priority"),
     ("cache", {"salt": "x" * 257}, "cache.salt"),
     ("cache", {"salt": 5}, "cache.salt"),
@@ -211,7 +212,7 @@ def test_chat_fields(server: Server, changes: Any, param: str, code: str) -> Non
         {"n": None, "stop": None, "temperature": None, "logit_bias": None, "seed": None},
         {"temperature": 0, "top_p": 0, "top_k": -1, "min_p": 1, "seed": -1},
         {"logit_bias": {"1": -100, "2": 5}, "stop": ["x"] * 16},
-        {"cache": {"ttl": 0.5, "priority": 100, "salt": "\u00e9\u0000"}},
+        {"cache": {"ttl": 0.5, "priority": 50, "salt": "\u00e9\u0000"}},
         {"cache": {"ttl": None, "priority": None, "salt": None}, "cache_salt": None},
     ],
 )

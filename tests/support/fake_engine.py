@@ -9,6 +9,7 @@ misbehave: `!crash` (SIGKILL in the first step), `!late-crash` (after three toke
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import signal
 import time
@@ -89,6 +90,8 @@ class FakeEngine:
         self._requests: dict[str, _Request] = {}
         self._stats = EngineStats(num_blocks=NUM_BLOCKS)
         self._tokenizer = FakeTokenizer()
+        self.expires_in_s = math.inf
+        self.num_expired = 0
 
     def add(
         self,
@@ -116,6 +119,10 @@ class FakeEngine:
         self, prefix: Sequence[int], tails: Sequence[Sequence[int]], salt: str = ""
     ) -> None:
         self.abandoned.append((prefix, tails, salt))
+
+    def expire(self) -> float:
+        self.num_expired += 1
+        return self.expires_in_s
 
     def has_work(self) -> bool:
         return bool(self._requests)

@@ -38,6 +38,7 @@ def serve(
     itl_target_ms: so.ItlTarget = None,
     kv_allocation: so.KvAllocationOption = so.KvAllocation.LOOKAHEAD,
     no_prefix_cache: so.NoPrefixCache = False,
+    max_cache_priority: so.MaxCachePriority = 50,
     cors_origin: so.CorsOrigin = None,
     log_level: so.LogLevelOption = so.LogLevel.INFO,
     log_format: so.LogFormatOption = so.LogFormat.TEXT,
@@ -49,11 +50,11 @@ def serve(
 
     The first Ctrl-C lets running requests end, the second stops at once.
     """
-    from headrace.gateway.config import ModelSpec, ServeConfig
-    from headrace.weights.catalog import DEFAULT_MODEL
+    from headrace.gateway.config import ServeConfig
 
+    steps = (max_partial_prefills, itl_target_ms)
     config = ServeConfig(
-        models=tuple(ModelSpec(name, Path()) for name in models or [DEFAULT_MODEL]),
+        models=_named(models),
         host=host,
         port=port,
         api_key=api_key,
@@ -66,10 +67,9 @@ def serve(
         packing=None if packing is None else packing.value,
         kv_dtype=kv_dtype.value,
         activations=activations.value,
-        scheduling=so.scheduling(
-            queue_order, max_queue_wait, max_partial_prefills, itl_target_ms, kv_allocation
-        ),
+        scheduling=so.scheduling(queue_order, max_queue_wait, *steps, kv_allocation),
         prefix_cache=not no_prefix_cache,
+        max_cache_priority=max_cache_priority,
         cors_origins=tuple(cors_origin or ()),
         log_level=log_level.value,
         log_format=log_format.value,
@@ -78,6 +78,14 @@ def serve(
         ui=not no_ui,
     )
     _run(config, is_default=not models)
+
+
+def _named(models: list[str] | None) -> tuple[ModelSpec, ...]:
+    """Specs without paths: those are found once the configuration is known to work."""
+    from headrace.gateway.config import ModelSpec
+    from headrace.weights.catalog import DEFAULT_MODEL
+
+    return tuple(ModelSpec(name, Path()) for name in models or [DEFAULT_MODEL])
 
 
 def _run(config: ServeConfig, *, is_default: bool) -> None:

@@ -175,6 +175,16 @@ NoPrefixCache = Annotated[
     bool,
     Opt("--no-prefix-cache", "Do not keep what prompts have in common for later requests."),
 ]
+MaxCachePriority = Annotated[
+    int,
+    Opt(
+        "--max-cache-priority",
+        "The highest cache.priority that a request may ask for; 50 is what others have, and what "
+        "has more is kept before all of theirs.",
+        "0..100",
+        integer(0, 100),
+    ),
+]
 StrictFields = Annotated[bool, Opt("--strict-fields", "Refuse request fields that are not known.")]
 NoUi = Annotated[bool, Opt("--no-ui", "Do not serve the chat page.")]
 

@@ -251,6 +251,11 @@ class EngineAPI(Protocol):
 
     def has_work(self) -> bool: ...
 
+    def expire(self) -> float:
+        """Forget what was to be kept until now; for engines that nobody steps, as a step does so
+        itself. Returns the seconds until the next call has something to do, inf for never."""
+        ...
+
     def step(self) -> list[Event]: ...
 
     @property

@@ -170,6 +170,12 @@ class Engine:
     def has_work(self) -> bool:
         return bool(self._running or len(self._waiting))
 
+    def expire(self) -> float:
+        """See EngineAPI.expire."""
+        now = self._clock()
+        self._reuse.advance(now)
+        return max(0.0, self._reuse.next_deadline() - now)
+
     # ---- one step ----
 
     def step(self) -> list[Event]:

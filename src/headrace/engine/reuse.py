@@ -15,6 +15,7 @@ it runs (or has ended in the step that is being committed).
 from __future__ import annotations
 
 import contextlib
+import math
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -117,6 +118,10 @@ class Reuse:
         """The time is `now`: what was to be kept until then goes."""
         if self.cache is not None:
             self.cache.advance(now)
+
+    def next_deadline(self) -> float:
+        """When something goes that nobody has; inf for never."""
+        return math.inf if self.cache is None else self.cache.next_deadline()
 
     # ---- beginning ----
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from headrace.engine.base import SERVING, Scheduling
 from headrace.errors import ResourceError
+from headrace.kv.radix.base import DEFAULT_PRIORITY
 
 DEFAULT_PORT = 8000
 
@@ -73,6 +74,7 @@ class ServeConfig:
     """Everything `serve` needs. Sizes in bytes, times in seconds.
 
     `served_model_name`: ids for the first model instead of its own name, the first is canonical.
+    `max_cache_priority`: the highest that a request may ask for in `cache.priority`.
     `kv_cache_memory` is for each model; None: a quarter of the free memory, shared by all of them,
     at most 2 GiB each.
     `app`: import string of the function that makes the ASGI application of a gateway, so that the
@@ -96,6 +98,7 @@ class ServeConfig:
     activations: str = "quantized"
     scheduling: Scheduling = SERVING
     prefix_cache: bool = True
+    max_cache_priority: int = DEFAULT_PRIORITY
     cors_origins: tuple[str, ...] = ()
     log_level: str = "info"
     log_format: str = "text"

@@ -37,6 +37,8 @@ from headrace.worker.loaded import TokenBytes
 logger = logging.getLogger("headrace.worker")
 
 IDLE_S = 1.0
+# What expires while nothing runs goes on time, but an idle process does not wake more often for it.
+LEAST_IDLE_S = 0.05
 _INTERNAL = "The model failed while it ran this request; the server's log has the reason."
 
 
@@ -87,7 +89,9 @@ class EngineLoop:
             self._channel.send(out)
 
     def _idle_s(self) -> float:
-        return 0.05 if self._draining else IDLE_S
+        if self._draining:
+            return LEAST_IDLE_S
+        return min(IDLE_S, max(LEAST_IDLE_S, self._engine.expire()))
 
     # ---- frames in ----
 

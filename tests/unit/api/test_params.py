@@ -80,17 +80,28 @@ def test_every_field_arrives() -> None:
 
 
 def test_options_beside_the_samples_arrive() -> None:
-    assert request_options(chat(priority=-3)) == RequestOptions(priority=-3)
-    assert request_options(completion()) == RequestOptions()
+    assert request_options(chat(priority=-3), 50) == RequestOptions(priority=-3)
+    assert request_options(completion(), 50) == RequestOptions()
     kept = RequestOptions(salt="s", retention=Retention(7, 60.0))
-    assert request_options(chat(cache=CacheControl(ttl=60, priority=7, salt="s"))) == kept
-    assert request_options(completion(cache=CacheControl(priority=0))).retention == Retention(0)
-    assert request_options(completion(cache=CacheControl(), cache_salt="s")).salt == "s"
-    assert request_options(completion(cache=CacheControl(salt="s"), cache_salt="s")).salt == "s"
+    assert request_options(chat(cache=CacheControl(ttl=60, priority=7, salt="s")), 50) == kept
+    assert request_options(completion(cache=CacheControl(priority=0)), 50).retention == Retention(0)
+    assert request_options(completion(cache=CacheControl(), cache_salt="s"), 50).salt == "s"
+    assert request_options(completion(cache=CacheControl(salt="s"), cache_salt="s"), 50).salt == "s"
     with pytest.raises(RequestError, match="send only one of them"):
-        request_options(completion(cache=CacheControl(salt=""), cache_salt="s"))
+        request_options(completion(cache=CacheControl(salt=""), cache_salt="s"), 50)
     with pytest.raises(msgspec.ValidationError, match="priority"):
         msgspec.convert({"model": "m", "prompt": "p", "priority": 1001}, CompletionRequest)
+
+
+@pytest.mark.parametrize(("most", "refused"), [(50, 51), (90, 91), (0, 1), (100, None)])
+def test_clients_keep_no_more_than_the_operator_lets_them(most: int, refused: int | None) -> None:
+    asked = request_options(chat(cache=CacheControl(priority=most)), most)
+    assert asked.retention.priority == most
+    assert request_options(chat(), most) == RequestOptions()  # the usual, whatever the bound
+    if refused is not None:
+        with pytest.raises(RequestError, match=f"at most {most} on this server") as raised:
+            request_options(chat(cache=CacheControl(priority=refused)), most)
+        assert (raised.value.param, raised.value.code) == ("cache.priority", "invalid_value")
 
 
 def test_every_shared_field_is_read_or_advisory() -> None:

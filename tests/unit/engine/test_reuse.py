@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -193,6 +194,25 @@ def test_what_was_kept_for_a_time_goes_with_it() -> None:
     for number in range(40):  # each takes some ticks of the clock
         _run(engine, _prompt(2, number))
     assert _run(engine, _prompt(40), PARAMS).done.num_cached == 0
+
+
+def test_an_engine_that_nobody_steps_forgets_on_time() -> None:
+    """It says when, and keeps what has longer."""
+    engine = fake_engine(64)
+    now = 0.0
+    engine._clock = lambda: now
+    assert engine.expire() == math.inf
+    for number, ttl_s in enumerate((3.0, 9.0)):
+        _run(
+            engine, _prompt(40, 2 + number), PARAMS, RequestOptions(retention=Retention(50, ttl_s))
+        )
+    kept = engine.stats.num_cached_blocks
+    now = 1.0
+    assert (engine.expire(), engine.stats.num_cached_blocks) == (2.0, kept)
+    now = 3.0
+    assert (engine.expire(), engine.stats.num_cached_blocks) == (6.0, kept // 2)
+    now = 9.0
+    assert (engine.expire(), engine.stats.num_cached_blocks) == (math.inf, 0)
 
 
 def test_choices_share_a_found_prompt() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -22,7 +23,7 @@ from headrace.worker.frames import (
     ToGateway,
     ToWorker,
 )
-from headrace.worker.loop import EngineLoop
+from headrace.worker.loop import IDLE_S, LEAST_IDLE_S, EngineLoop
 from tests.support.fake_engine import NUM_BLOCKS, FakeEngine, output_ids
 from tests.support.fake_text import FakeTokenizer
 
@@ -176,6 +177,21 @@ def test_deadlines() -> None:
     assert (last.status, last.code) == (504, "deadline_exceeded")
     assert isinstance(channel.of("s")[-1], Finished)
     assert isinstance(channel.of("t")[-1], Finished)
+
+
+@pytest.mark.parametrize(
+    ("expires_in_s", "wait_s"), [(math.inf, IDLE_S), (0.3, 0.3), (0.0, LEAST_IDLE_S)]
+)
+def test_an_idle_engine_forgets_on_time(expires_in_s: float, wait_s: float) -> None:
+    """Without work the loop asks the engine, and waits no longer than it says; with work a step
+    does it."""
+    channel, engine = ListChannel([[], [submit("r")]]), FakeEngine()
+    engine.expires_in_s = expires_in_s
+    EngineLoop(engine, FakeTokenizer(), channel).run()
+    idle = [wait for wait in channel.waits if wait > 0.0]
+    assert idle[:2] == [wait_s, wait_s]
+    assert engine.num_expired == len(idle)
+    assert 0.0 in channel.waits
 
 
 def test_a_second_submission_of_an_id_is_dropped() -> None:

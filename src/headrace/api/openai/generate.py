@@ -94,6 +94,7 @@ async def prepare(
     ignored = ignored_fields(fields, known, strict=gateway.config.strict_fields)
     service = gateway.find(request.model)
     params = make_params(request)
+    options = request_options(request, gateway.config.max_cache_priority)
     gateway.check_accepting()
     text, ready = await service.wait_servable()
     params.validate(text.tokenizer.vocab_size)
@@ -107,7 +108,7 @@ async def prepare(
         text=text,
         ready=ready,
         params=params,
-        options=request_options(request),
+        options=options,
         prompts=prompts,
         response_id=f"{prefix}-{secrets.token_hex(16)}",
         created=int(time.time()),

@@ -116,9 +116,17 @@ def completion_params(request: CompletionRequest) -> SamplingParams:
     )
 
 
-def request_options(request: GenerationRequest) -> RequestOptions:
-    """What a request asks of the engine beside its samples."""
+def request_options(request: GenerationRequest, max_cache_priority: int) -> RequestOptions:
+    """What a request asks of the engine beside its samples. Raises RequestError when it asks for
+    more than the operator lets clients have."""
     cache = request.cache or CacheControl()
+    if cache.priority is not None and cache.priority > max_cache_priority:
+        raise RequestError(
+            f"cache.priority must be at most {max_cache_priority} on this server "
+            "(its operator can raise that with --max-cache-priority).",
+            param="cache.priority",
+            code="invalid_value",
+        )
     salt = request.cache_salt if cache.salt is None else cache.salt
     if request.cache_salt not in (None, salt):
         raise RequestError(
