@@ -17,6 +17,7 @@ from benchmarks.rows import read_figures, read_run
 from benchmarks.runs import Run
 from benchmarks.svg import Chart, Line, Panel
 from benchmarks.targets import FIGURE_TARGETS
+from headrace.backends.layout import BLOCK_LEN
 
 Found = Mapping[str, Series]
 FOLDER = "plots"
@@ -208,6 +209,18 @@ def _warm_ttft(run: Run, found: Found) -> Chart:
     return replace(chart, panels=panels)
 
 
+def _block_length(run: Run, found: Found) -> Chart:
+    columns = {
+        "decode 1 at 8,000": "decode 1 at 8,000",
+        "decode 32 at 1,000": "decode 32 at 1,000",
+        "prefill 2,048": "prefill 2,048",
+        "match of 8,000 tokens": "match of 8,000 tokens",
+        "unfilled": "unfilled of the last block",
+    }
+    ours = (f"blocks of {BLOCK_LEN}",)
+    return replace(by_setting(run, found, columns, ours=ours), panel_width=140)
+
+
 def _labels(found: Found) -> set[str]:
     return {series.setting.rpartition(", ")[2] for series in found.values()}
 
@@ -221,5 +234,6 @@ _CHARTS: dict[str, Callable[[Run, Found], Chart]] = {
     "16": _hit_rate,
     "17": _programs,
     "18": _warm_ttft,
+    "20": _block_length,
 }
 PLOTTED = {"01", *_CHARTS}
