@@ -21,7 +21,7 @@ import json
 import os
 import random
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.arguments import count
@@ -44,14 +44,21 @@ SHARES = (0.1, 0.3)
 _KEY = RootKey("benchmark")
 
 
-class LruOrder(EvictionOrder):
+class PlainOrder(EvictionOrder):
+    """One leaf after the other, whatever lies beside whom."""
+
+    def is_cheap(self, nodes: Iterable[Node]) -> bool:
+        return False
+
+
+class LruOrder(PlainOrder):
     """The leaf that was used the longest ago."""
 
     def key_of(self, node: Node) -> float:
         return 0.0
 
 
-class LfuOrder(EvictionOrder):
+class LfuOrder(PlainOrder):
     """The leaf that was used least often; of those, the one used the longest ago."""
 
     def key_of(self, node: Node) -> float:
