@@ -264,17 +264,17 @@ def test_num_cached_is_what_was_never_computed() -> None:
 
 
 def test_an_abandoned_tail_goes_before_what_is_older() -> None:
-    engine = fake_engine(8)
+    engine = fake_engine(9)
     one = SamplingParams(max_tokens=1, seed=1)
     _run(engine, _prompt(32, 1), one)
-    _run(engine, _prompt(32, 2), one)
-    engine.abandon(_prompt(16, 2), [_prompt(32, 2)[16:]])
-    _run(engine, _prompt(79, 3), one)  # wants five of eight blocks: one more than are free
+    _run(engine, _prompt(48, 2), one)
+    engine.abandon(_prompt(16, 2), [_prompt(48, 2)[16:]])
+    _run(engine, _prompt(80, 3), one)  # makes room for six of nine blocks: four are free
     assert _run(engine, _prompt(32, 1), one).done.num_cached == 31
-    engine = fake_engine(8)
+    engine = fake_engine(9)
     _run(engine, _prompt(32, 1), one)
-    _run(engine, _prompt(32, 2), one)
-    _run(engine, _prompt(79, 3), one)
+    _run(engine, _prompt(48, 2), one)
+    _run(engine, _prompt(80, 3), one)
     assert _run(engine, _prompt(32, 1), one).done.num_cached < 31
 
 
