@@ -83,7 +83,11 @@ class SequenceTables:
             return True
         pool = self.pool
         wants = self._wants(more)
-        ahead = 0 if pool.can_continue(self.tables[0], sum(wants)) else sum(wants)
+        ahead = 0
+        if not pool.can_continue(self.tables[0], sum(wants)):
+            ahead = sum(wants)
+            for table in self.tables:
+                pool.unclaim(table)  # it will not get what is behind its last block
         if not pool.make_room(more * len(self.tables), ahead):
             return False
         for table, want in zip(self.tables, wants, strict=True):
