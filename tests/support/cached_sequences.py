@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from headrace.backends.layout import BLOCK_LEN, KVLayout
 from headrace.kv.pool import BlockPool
-from headrace.kv.radix.base import Hold, PrefixCache, Retention, RootKey
+from headrace.kv.radix.base import DEFAULT_RETENTION, Hold, PrefixCache, Retention, RootKey
 from headrace.kv.tables import SequenceTables, first_visible_block
 
 # (group, root key, the tokens up to a position): what the KV of the position depends on.
@@ -42,7 +42,10 @@ class CacheWorld:
         seq = CachedSequence(key, tokens, SequenceTables(self.layout, self.pool), found.hold)
         seq.computed = found.num_tokens
         if not seq.tables.start_from(found.tables, found.tail):
-            seq.computed = found.num_blocks * BLOCK_LEN
+            # Behind the tail windows see less than behind its whole blocks: those may not suffice.
+            seq.tables.release()
+            self.cache.release(seq.hold, DEFAULT_RETENTION, used=False)
+            seq.hold, seq.computed = self.cache.match(key, tokens, 0).hold, 0
         self.live.append(seq)
         self._copy(seq)
         self._check_reads(seq)
