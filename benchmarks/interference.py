@@ -14,7 +14,7 @@ prompt. Settings, one cycle each in every round:
 
 The first three are engines in this process. A gap is the time between two tokens of a stream: there
 between the ends of two steps, over HTTP between two events of a stream, of all streams. Throughput
-counts tokens of streams and prompt.
+counts tokens of the streams and of the prompt; over HTTP a prompt counts when it is answered.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ def _drive(engine: Engine, vocab_size: int, args: Args) -> Cycle:
             if isinstance(event, ChoiceDelta):
                 cycle.num_tokens += 1
                 if event.request_id == "prompt":
-                    cycle.num_tokens += PROMPT_LEN
                     cycle.ttft_s = now - begun
+        cycle.num_tokens += sum(engine.stats.last_chunks)
         cycle.gaps_s.append(now - last)
         last = now
     cycle.seconds = last - begun

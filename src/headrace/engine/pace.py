@@ -1,7 +1,9 @@
 """How long a step in which sequences decode may take, and what it is aimed at to keep within that.
 
-A prediction that is right on average is too short every second time. So steps are aimed below their
-bound by a margin that is learned: the quotient measured / predicted that few steps exceed.
+A prediction that is right on average is too short every second time, and aiming far below a bound
+makes short pieces, which compute less in the same time. So steps are aimed at their bound as long
+as few of them take an eighth longer, and else below it, by a margin that is learned: the quotient
+measured / predicted that few steps exceed.
 """
 
 from __future__ import annotations
@@ -20,10 +22,11 @@ DERIVED_LEAST_S = 0.05
 # advance although the decodes alone break the bound. With decodes at half of it, the largest margin
 # and this share stay within the bound: (1 / 2 + 1 / 8) * 1.5 < 1.
 LEAST_SHARE = 1 / 8
-# One step in 20 may take longer than its bound.
-SHARE_OVER = 0.05
+# One step in 50 may take more than so many times its bound.
+SHARE_OVER = 0.02
+TOLERANCE = 1.125
 # How far one step moves the margin: a machine that becomes half as slow again is followed within 15
-# steps, and one that is itself again within 300.
+# steps, and one that is itself again within 700.
 GAIN = 0.035
 # Below 1 the fit predicts too much. More than the largest is a machine that nobody can foresee.
 LEAST_MARGIN, FIRST_MARGIN, MAX_MARGIN = 0.8, 1.15, 1.5
@@ -35,7 +38,7 @@ class Margin:
     A quotient above the value raises it by GAIN * (1 - SHARE_OVER), any other lowers it by
     GAIN * SHARE_OVER. Whatever the quotients are, if none is above MAX_MARGIN, then of the first n
     at most SHARE_OVER * n + (MAX_MARGIN + GAIN - FIRST_MARGIN) / GAIN exceed what the value was
-    (Gibbs and Candes, Adaptive Conformal Inference, 2021): each rise needs 19 falls to undo it, and
+    (Gibbs and Candes, Adaptive Conformal Inference, 2021): each rise needs 49 falls to undo it, and
     the value stays in a bounded range. One step that was interrupted counts no more than another.
     """
 
@@ -68,7 +71,8 @@ class Pace:
     def prompts_s(self, decodes: StepLoad) -> float:
         """Seconds that prompts may be predicted to add to such a step."""
         bound_s, decodes_s = self.bound_s(decodes), self.model.predict(decodes)
-        return max(bound_s / self.margin - decodes_s, LEAST_SHARE * max(bound_s, decodes_s))
+        aim_s = bound_s * min(1.0, TOLERANCE / self.margin)
+        return max(aim_s - decodes_s, LEAST_SHARE * max(bound_s, decodes_s))
 
 
 class Pacer:

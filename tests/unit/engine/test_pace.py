@@ -21,6 +21,7 @@ from headrace.engine.pace import (
     LEAST_SHARE,
     MAX_MARGIN,
     SHARE_OVER,
+    TOLERANCE,
     Margin,
     Pace,
     Pacer,
@@ -53,9 +54,9 @@ def test_the_margin_is_the_quantile_of_what_does_not_change(spread: float) -> No
         margin.observe(quotient)
         values.append(margin.value)
     assert num_over / 4000 == pytest.approx(SHARE_OVER, abs=0.005)
-    # 95 % of a normal distribution lie below 1.645 standard deviations.
+    # 98 % of a normal distribution lie below 2.054 standard deviations.
     late = values[1000:]
-    assert sum(late) / len(late) == pytest.approx(1.1 + 1.645 * spread, abs=0.03)
+    assert sum(late) / len(late) == pytest.approx(1.1 + 2.054 * spread, abs=0.03)
 
 
 def test_one_interruption_moves_the_margin_by_one_step() -> None:
@@ -85,8 +86,11 @@ def test_objectives() -> None:
     assert Pace(slow, 0.05, 2.0).bound_s(decodes) == pytest.approx(0.4)
     # The decodes take 0.2 s.
     assert Pace(slow, 0.5).prompts_s(decodes) == pytest.approx(0.3)
-    assert Pace(slow, 0.5, margin=1.25).prompts_s(decodes) == pytest.approx(0.2)
-    assert Pace(slow, 0.5, margin=2.5).prompts_s(decodes) == pytest.approx(0.5 * LEAST_SHARE)
+    assert Pace(slow, 0.5, margin=TOLERANCE).prompts_s(decodes) == pytest.approx(0.3)
+    assert Pace(slow, 0.5, margin=1.25 * TOLERANCE).prompts_s(decodes) == pytest.approx(0.2)
+    assert Pace(slow, 0.5, margin=2.5 * TOLERANCE).prompts_s(decodes) == pytest.approx(
+        0.5 * LEAST_SHARE
+    )
     assert Pace(slow, 0.1).prompts_s(decodes) == pytest.approx(0.2 * LEAST_SHARE)
     pacer = Pacer(0.0)
     pacer.observe(decodes, 0.2)
@@ -166,9 +170,9 @@ def test_steps_keep_within_the_objective(
     cost: Callable[[StepLoad], float], noise: Callable[[], Callable[[], float]]
 ) -> None:
     gaps, ttft_s = gaps_beside_prompts(cost, noise())
-    # A quarter to two thirds of the steps have a piece of a prompt, of which one in 20 may break
-    # the objective.
-    over = sum(gap > TARGET_S for gap in gaps) / len(gaps)
+    # A quarter to two thirds of the steps have a piece of a prompt, of which one in 50 may take
+    # more than an eighth longer than the objective.
+    over = sum(gap > TOLERANCE * TARGET_S for gap in gaps) / len(gaps)
     assert over <= SHARE_OVER
     assert gaps[int(0.99 * len(gaps))] <= 1.25 * TARGET_S
     # Steps are not short for nothing: prompts alone would take 4.8 s, and get half of the time.
