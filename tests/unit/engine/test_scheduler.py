@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.backends.layout import BLOCK_LEN, KVLayout, make_layout
-from headrace.engine.pace import Pace
+from headrace.engine.pace import TOLERANCE, Pace
 from headrace.engine.scheduler import MIN_CHUNK, Decision, schedule
 from headrace.engine.step_time import StepLoad, StepTime
 from headrace.engine.views import SchedulerView, SequenceView
@@ -300,7 +300,7 @@ def test_a_chunk_is_as_long_as_the_step_may_be() -> None:
     # The decode takes 1.25 s, and 40 rows of the prompt as long again. A prompt gets an eighth of
     # that although the decode breaks the bound.
     cases = (Pace(SLOW, 2.5), 40), (Pace(SLOW, 0.0, 2.0), 40), (Pace(SLOW, 1.0), 5)
-    for pace, rows in (*cases, (Pace(SLOW, 2.5, margin=1.25), 24)):
+    for pace, rows in (*cases, (Pace(SLOW, 2.5, margin=1.25 * TOLERANCE), 24)):
         view = SchedulerView([decoding], [prompt], 500, 512, 8, 1, pace=pace)
         assert _rows(view) == {1: 1, 2: rows}
     # However long its rows take, the first prompt gets some, and no other one then does.
