@@ -380,17 +380,22 @@ class RadixCache:
         (keep, (node, *below)), gone = found, array("i")
         for each in reversed(below):
             self._unlink(each, gone)
-        if self._full_group is None:
-            keep = last_block(node, keep)
-        if keep:
-            self._cut(node, keep, gone)
-        else:
-            node = self._unlink(node, gone)
+        node = self._shorten(node, keep, gone)
         held = [b for b in gone if b >= 0]
         self._count_evicted("capacity", len(held))
         self._pool.uncache(held)
         self._offer(node)
         return True
+
+    def _shorten(self, node: Node, keep: int, gone: array[int]) -> Node:
+        """Leave a leaf at most `keep` positions, the last of them with a block; what the path ends
+        with now: the leaf, or its parent."""
+        if self._full_group is None:
+            keep = last_block(node, keep)
+        if keep:
+            self._cut(node, keep, gone)
+            return node
+        return self._unlink(node, gone)
 
     def _take_ends(self, num: int) -> Sequence[int]:
         """About `num` blocks, cut off the ends of leaves in the order of eviction."""
@@ -410,12 +415,7 @@ class RadixCache:
             keep = len(node.blocks[0]) - 1
             if keep:
                 keep = max(0, keep + 1 - -(-(num - len(gone)) // self._num_groups))
-                if self._full_group is None:
-                    keep = last_block(node, keep)
-            if keep:
-                self._cut(node, keep, gone)
-            else:
-                node = self._unlink(node, gone)
+            node = self._shorten(node, keep, gone)
             if node.children or node.pins:
                 return True
             if node.deadlines is not DEFAULT_DEADLINES or node.parent is None:
