@@ -3,7 +3,8 @@
 A prediction that is right on average is too short every second time, and aiming far below a bound
 makes short pieces, which compute less in the same time. So steps are aimed at their bound as long
 as few of them take an eighth longer, and else below it, by a margin that is learned: the quotient
-measured / predicted that few steps exceed.
+measured / predicted that few steps exceed. A machine that others use is slow or fast for many steps
+on end, so the prediction is that of the fit times what the last steps took of theirs.
 """
 
 from __future__ import annotations
@@ -28,6 +29,11 @@ TOLERANCE = 1.125
 # How far one step moves the margin: a machine that becomes half as slow again is followed within 15
 # steps, and one that is itself again within 700.
 GAIN = 0.035
+# What a step took of its prediction moves what is expected of the next one by this share of the
+# difference. Quotients of steps that follow each other correlate by 0.8 on a shared host; were they
+# independent, so quick a mean would widen what is left of them by an eighth.
+DRIFT_GAIN = 0.4
+LEAST_DRIFT, MAX_DRIFT = 0.7, 1.4
 # Below 1 the fit predicts too much. More than the largest is a machine that nobody can foresee.
 LEAST_MARGIN, FIRST_MARGIN, MAX_MARGIN = 0.8, 1.15, 1.5
 
@@ -56,13 +62,14 @@ class Pace:
     """How long a step in which sequences decode may take, and the fit that says how long it will.
 
     The bound is `multiple` times what the decodes take alone, and at least `least_s`. Steps take
-    up to `margin` times as long as predicted.
+    `drift` times as long as predicted these days, and up to `margin` times that.
     """
 
     model: StepTime
     least_s: float
     multiple: float = 0.0
     margin: float = 1.0
+    drift: float = 1.0
 
     def bound_s(self, decodes: StepLoad) -> float:
         """Seconds that a step with these decodes may take."""
@@ -71,7 +78,7 @@ class Pace:
     def prompts_s(self, decodes: StepLoad) -> float:
         """Seconds that prompts may be predicted to add to such a step."""
         bound_s, decodes_s = self.bound_s(decodes), self.model.predict(decodes)
-        aim_s = bound_s * min(1.0, TOLERANCE / self.margin)
+        aim_s = bound_s * min(1.0, TOLERANCE / self.margin) / self.drift
         return max(aim_s - decodes_s, LEAST_SHARE * max(bound_s, decodes_s))
 
 
@@ -81,20 +88,25 @@ class Pacer:
     def __init__(self, itl_target_s: float | None) -> None:
         self.fit = StepTimeFit()
         self._margin = Margin()
+        self._drift = 1.0
         self._target_s = itl_target_s
 
     @property
     def margin(self) -> float:
-        """So many times its prediction is what few steps exceed."""
+        """So many times what is expected of them is what few steps exceed."""
         return self._margin.value
 
     def observe(self, load: StepLoad, seconds: float) -> None:
         """A step took so long. Times that are not above zero say nothing."""
         model = self.fit.model
-        if model is not None and load.decode_rows and load.prompt_rows:
-            predicted_s = model.predict(load)
-            if 0 < seconds < math.inf and predicted_s > 0:
-                self._margin.observe(seconds / predicted_s)
+        predicted_s = 0.0 if model is None else model.predict(load)
+        if 0 < seconds < math.inf and predicted_s > 0:
+            quotient = seconds / predicted_s
+            if load.decode_rows and load.prompt_rows:
+                self._margin.observe(quotient / self._drift)
+            # However long an interruption was, it counts as the most that is believed.
+            believed = min(max(quotient, LEAST_DRIFT), MAX_DRIFT)
+            self._drift += DRIFT_GAIN * (believed - self._drift)
         self.fit.observe(load, seconds)
 
     def pace(self) -> Pace | None:
@@ -102,9 +114,10 @@ class Pacer:
         model = self.fit.model
         if model is None or self._target_s == 0:
             return None
+        error = (self.margin, self._drift)
         if self._target_s is None:
-            return Pace(model, DERIVED_LEAST_S, DERIVED_MULTIPLE, self.margin)
-        return Pace(model, self._target_s, 0.0, self.margin)
+            return Pace(model, DERIVED_LEAST_S, DERIVED_MULTIPLE, *error)
+        return Pace(model, self._target_s, 0.0, *error)
 
     def prompt_s(self, load: StepLoad, seconds: float) -> float:
         """Of the seconds of a step, those that its prompts took: their share by the fit."""

@@ -13,12 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.backends.base import StepPlan
+from headrace.engine import pace as pace_module
 from headrace.engine.base import EngineConfig, Scheduling
 from headrace.engine.pace import (
+    DRIFT_GAIN,
     FIRST_MARGIN,
     GAIN,
+    LEAST_DRIFT,
     LEAST_MARGIN,
     LEAST_SHARE,
+    MAX_DRIFT,
     MAX_MARGIN,
     SHARE_OVER,
     TOLERANCE,
@@ -79,6 +83,24 @@ def test_only_steps_with_decodes_and_prompts_move_the_margin() -> None:
     assert pacer.margin > FIRST_MARGIN
 
 
+def test_the_next_step_is_expected_to_be_like_the_last_ones() -> None:
+    pacer, load = Pacer(0.4), StepLoad(4, 400, 64, 2080)
+    for _ in range(40):
+        pacer.observe(load, 0.1)
+    pace = pacer.pace()
+    assert pace is not None
+    assert pace.drift == pytest.approx(1)
+    pacer.observe(load, 0.12)
+    pace = pacer.pace()
+    assert pace is not None
+    assert pace.drift == pytest.approx(1 + 0.2 * DRIFT_GAIN)
+    pacer.observe(load, 1e9)
+    pacer.observe(load, 1e-9)
+    pace = pacer.pace()
+    assert pace is not None
+    assert LEAST_DRIFT < pace.drift < MAX_DRIFT
+
+
 def test_objectives() -> None:
     decodes = StepLoad(decode_rows=10)
     slow = StepTime(0.1, 0.01, 0, 0, 0)
@@ -91,6 +113,7 @@ def test_objectives() -> None:
     assert Pace(slow, 0.5, margin=2.5 * TOLERANCE).prompts_s(decodes) == pytest.approx(
         0.5 * LEAST_SHARE
     )
+    assert Pace(slow, 0.5, drift=1.25).prompts_s(decodes) == pytest.approx(0.2)
     assert Pace(slow, 0.1).prompts_s(decodes) == pytest.approx(0.2 * LEAST_SHARE)
     pacer = Pacer(0.0)
     pacer.observe(decodes, 0.2)
@@ -140,6 +163,18 @@ def slow_spells() -> Callable[[], float]:
     return noise
 
 
+def drifting() -> Callable[[], float]:
+    """What a step takes says much about the next one, as on a shared host."""
+    rng, level = random.Random(7), 0.0
+
+    def noise() -> float:
+        nonlocal level
+        level = 0.8 * level + rng.gauss(0, 0.06)
+        return math.exp(level) * rng.lognormvariate(0, 0.02)
+
+    return noise
+
+
 TARGET_S = 0.04
 NUM_STREAMS = 16
 
@@ -164,7 +199,7 @@ def gaps_beside_prompts(
     return gaps, sum(o.ttft_s for o in prompts) / len(prompts)
 
 
-@pytest.mark.parametrize("noise", [jitter, slow_spells], ids=["jitter", "slow-spells"])
+@pytest.mark.parametrize("noise", [jitter, slow_spells, drifting])
 @pytest.mark.parametrize("cost", [TIME.predict, super_linear], ids=["linear", "super-linear"])
 def test_steps_keep_within_the_objective(
     cost: Callable[[StepLoad], float], noise: Callable[[], Callable[[], float]]
@@ -177,3 +212,17 @@ def test_steps_keep_within_the_objective(
     assert gaps[int(0.99 * len(gaps))] <= 1.25 * TARGET_S
     # Steps are not short for nothing: prompts alone would take 4.8 s, and get half of the time.
     assert ttft_s < 4 * 4.8
+
+
+def test_drift_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts come sooner, and no more steps take too long, than if every step were alone."""
+
+    def measured() -> tuple[int, float]:
+        gaps, ttft_s = gaps_beside_prompts(TIME.predict, drifting())
+        return sum(gap > TOLERANCE * TARGET_S for gap in gaps), ttft_s
+
+    num_over, ttft_s = measured()
+    monkeypatch.setattr(pace_module, "DRIFT_GAIN", 0.0)
+    num_over_before, ttft_before_s = measured()
+    assert num_over <= num_over_before
+    assert ttft_s < 0.95 * ttft_before_s
