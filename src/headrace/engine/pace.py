@@ -34,6 +34,9 @@ GAIN = 0.035
 # independent, so quick a mean would widen what is left of them by an eighth.
 DRIFT_GAIN = 0.4
 LEAST_DRIFT, MAX_DRIFT = 0.7, 1.4
+# After so many steps with decodes and prompts the decodes get one alone, or nobody would know any
+# more what they take by themselves, and so what prompts may add.
+ALONE_EVERY = 32
 # Below 1 the fit predicts too much. More than the largest is a machine that nobody can foresee.
 LEAST_MARGIN, FIRST_MARGIN, MAX_MARGIN = 0.8, 1.15, 1.5
 
@@ -62,7 +65,8 @@ class Pace:
     """How long a step in which sequences decode may take, and the fit that says how long it will.
 
     The bound is `multiple` times what the decodes take alone, and at least `least_s`. Steps take
-    `drift` times as long as predicted these days, and up to `margin` times that.
+    `drift` times as long as predicted these days, and up to `margin` times that. `is_alone`:
+    prompts get nothing of a step in which sequences decode.
     """
 
     model: StepTime
@@ -70,6 +74,7 @@ class Pace:
     multiple: float = 0.0
     margin: float = 1.0
     drift: float = 1.0
+    is_alone: bool = False
 
     def bound_s(self, decodes: StepLoad) -> float:
         """Seconds that a step with these decodes may take."""
@@ -89,6 +94,7 @@ class Pacer:
         self.fit = StepTimeFit()
         self._margin = Margin()
         self._drift = 1.0
+        self._num_mixed = 0  # steps since decodes were alone
         self._target_s = itl_target_s
 
     @property
@@ -107,6 +113,8 @@ class Pacer:
             # However long an interruption was, it counts as the most that is believed.
             believed = min(max(quotient, LEAST_DRIFT), MAX_DRIFT)
             self._drift += DRIFT_GAIN * (believed - self._drift)
+        if load.decode_rows:
+            self._num_mixed = self._num_mixed + 1 if load.prompt_rows else 0
         self.fit.observe(load, seconds)
 
     def pace(self) -> Pace | None:
@@ -114,7 +122,7 @@ class Pacer:
         model = self.fit.model
         if model is None or self._target_s == 0:
             return None
-        error = (self.margin, self._drift)
+        error = (self.margin, self._drift, self._num_mixed >= ALONE_EVERY)
         if self._target_s is None:
             return Pace(model, DERIVED_LEAST_S, DERIVED_MULTIPLE, *error)
         return Pace(model, self._target_s, 0.0, *error)
@@ -124,5 +132,5 @@ class Pacer:
         model = self.fit.model
         if model is None or not load.prompt_rows:
             return 0.0
-        prompts = model.prompt_row * load.prompt_rows + model.prompt_context * load.prompt_context
-        return seconds * prompts / max(model.predict(load), 1e-12)
+        decodes = model.predict(StepLoad(load.decode_rows, load.decode_context))
+        return seconds * (1 - decodes / max(model.predict(load), 1e-12))

@@ -4,16 +4,22 @@ A step's seconds are taken to be linear in five features (`StepLoad`), with coef
 not negative: base + decode rows + what they attend to + prompt rows + what those attend to. The fit
 is weighted by 1 / seconds^2, so that it is relative errors that count: a step that was interrupted,
 however long, weighs next to nothing, and short steps count as much as long ones.
+
+What decodes take is fitted to the steps in which they were alone, and what prompts add to what is
+left of the others. Together they could not be told apart: pieces of prompts are cut so that a step
+takes what it may, so whatever grows while a prompt is computed would seem to cost the time that the
+pieces fill. It has to be seen now and then, so the scheduler leaves out prompts at times (pace).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 NUM_FEATURES = 5
-_DECODE_ROW, _PROMPT_ROW = 1, 3  # of the features
+_DECODES, _PROMPTS = range(3), range(3, NUM_FEATURES)  # the features of
+_DECODE_ROW, _DECODE_CONTEXT, _PROMPT_ROW = 1, 2, 3
 # Steps are forgotten with this factor for each later one of their kind, so that the fit follows a
 # machine that others use, too. Decode steps come by the hundred, prompts are rarer.
 _KEEP_DECODE = 0.995
@@ -27,8 +33,10 @@ _SURPRISE_NEWS = 64
 _SURPRISE = 0.1
 _ERROR_KEEP = 0.95
 # Features that say the same (all steps so far had one shape) are told apart by a ridge: too small
-# to move a coefficient that the steps do determine.
+# to move a coefficient that the steps do determine. Contexts that hardly differ say nothing
+# certain: then it is the rows that cost.
 _RIDGE = 1e-6
+_CONTEXT_RIDGE = 1e-3
 
 
 @dataclass(slots=True)
@@ -145,17 +153,16 @@ class StepTimeFit:
             self._model = self._solve()
 
     def _solve(self) -> StepTime:
-        matrix = [
-            [a + b for a, b in zip(one, other, strict=True)]
-            for one, other in zip(self._decode.matrix, self._prompt.matrix, strict=True)
-        ]
-        right = [a + b for a, b in zip(self._decode.right, self._prompt.right, strict=True)]
-        found = StepTime(*nonnegative_solution(matrix, right))
-        if self._prompt.matrix[_PROMPT_ROW][_PROMPT_ROW] == 0:
+        prompt, decode = self._prompt, self._decode
+        if decode.matrix[0][0] == 0:  # decodes were never alone
+            return StepTime(*prompt.solution(range(NUM_FEATURES)))
+        coefficients = decode.solution(_DECODES)
+        coefficients += prompt.solution(_PROMPTS, coefficients)
+        if prompt.matrix[_PROMPT_ROW][_PROMPT_ROW] == 0:
             # Nothing is known of prompts: a row takes as long as one of a decode and its share of
             # all that a step takes beside. Prompts are cheaper, so the first chunk is short.
-            found = replace(found, prompt_row=self._decode.per_row_s)
-        return found
+            coefficients[_PROMPT_ROW] = decode.per_row_s
+        return StepTime(*coefficients)
 
 
 class _Moments:
@@ -169,6 +176,14 @@ class _Moments:
     def per_row_s(self) -> float:
         """Seconds of a step for each of its decode rows."""
         return self.right[_DECODE_ROW] / self.matrix[_DECODE_ROW][_DECODE_ROW]
+
+    def solution(self, wanted: Sequence[int], known: Sequence[float] = ()) -> list[float]:
+        """The coefficients of the `wanted` features, given the first ones."""
+        matrix, right = self.matrix, self.right
+        left = [right[i] - sum(matrix[i][j] * x for j, x in enumerate(known)) for i in wanted]
+        ridges = [_CONTEXT_RIDGE if i == _DECODE_CONTEXT else _RIDGE for i in wanted]
+        part = [[matrix[i][j] for j in wanted] for i in wanted]
+        return nonnegative_solution(part, left, ridges)
 
     def add(self, load: StepLoad, seconds: float, keep: float) -> None:
         features = (
@@ -186,8 +201,10 @@ class _Moments:
                 row[j] = keep * row[j] + x * features[j]
 
 
-def nonnegative_solution(matrix: Sequence[Sequence[float]], right: Sequence[float]) -> list[float]:
-    """The x >= 0 that minimizes x^T A x / 2 - b^T x for a symmetric A >= 0 with a small ridge.
+def nonnegative_solution(
+    matrix: Sequence[Sequence[float]], right: Sequence[float], ridges: Sequence[float]
+) -> list[float]:
+    """The x >= 0 that minimizes x^T A x / 2 - b^T x for a symmetric A >= 0 with small `ridges`.
 
     Lawson and Hanson's active-set method (Solving Least Squares Problems, 1974, chapter 23) on the
     normal equations, whose variables are scaled to a unit diagonal. Variables that no step used (a
@@ -197,7 +214,7 @@ def nonnegative_solution(matrix: Sequence[Sequence[float]], right: Sequence[floa
     scale = [1 / math.sqrt(matrix[i][i]) if matrix[i][i] > 0 else 0.0 for i in range(size)]
     a = [[scale[i] * matrix[i][j] * scale[j] for j in range(size)] for i in range(size)]
     for i in range(size):
-        a[i][i] += _RIDGE
+        a[i][i] += ridges[i]
     b = [scale[i] * right[i] for i in range(size)]
     x = [0.0] * size
     free: list[int] = []

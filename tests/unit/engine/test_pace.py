@@ -16,6 +16,7 @@ from headrace.backends.base import StepPlan
 from headrace.engine import pace as pace_module
 from headrace.engine.base import EngineConfig, Scheduling
 from headrace.engine.pace import (
+    ALONE_EVERY,
     DRIFT_GAIN,
     FIRST_MARGIN,
     GAIN,
@@ -226,3 +227,50 @@ def test_drift_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     num_over_before, ttft_before_s = measured()
     assert num_over <= num_over_before
     assert ttft_s < 0.95 * ttft_before_s
+
+
+def decodes_over_truth(seed: int, num_steps: int) -> float:
+    """What decodes are taken to cost, amid a long prompt and after 20 steps without, over what they
+    do cost."""
+    true, rng, pacer = StepTime(6e-3, 1.3e-3, 6e-7, 0.0, 0.0), random.Random(seed), Pacer(None)
+    decodes, level, start = StepLoad(), 0.0, 0
+    for number in range(num_steps):
+        load = decodes = StepLoad(NUM_STREAMS, NUM_STREAMS * (150 + number))
+        seconds, pace = true.predict(decodes), pacer.pace()
+        if number >= 20 and pace is not None and not pace.is_alone:
+            rows = max(4, pace.model.rows_within(pace.prompts_s(decodes), start, 512))
+            load = StepLoad(decodes.decode_rows, decodes.decode_context)
+            load.add(start, rows)
+            start += rows
+            seconds += 5e-4 * rows + 7e-7 * (1 + 2 / rows) * load.prompt_context
+        level = 0.8 * level + rng.gauss(0, 0.06)
+        pacer.observe(load, seconds * math.exp(level))
+    assert pacer.fit.model is not None
+    return pacer.fit.model.predict(decodes) / true.predict(decodes)
+
+
+def test_pieces_that_fill_their_time_do_not_make_decodes_look_dear() -> None:
+    """While a prompt is computed, contexts of decodes grow and pieces get shorter, dearer ones that
+    fill the bound. Were all of it fitted together, decodes would seem to take 1.5 to 2 times as
+    long by then, and the bound that is derived from them would grow, which the pieces would fill.
+    """
+    found = [decodes_over_truth(seed, 150) for seed in range(8)]
+    assert 0.85 < sum(found) / len(found) < 1.15
+
+
+def test_decodes_are_alone_now_and_then() -> None:
+    pacer, mixed, decodes = Pacer(None), StepLoad(4, 400, 64, 2080), StepLoad(4, 400)
+    pacer.observe(decodes, 0.1)
+
+    def is_alone() -> bool:
+        pace = pacer.pace()
+        assert pace is not None
+        return pace.is_alone
+
+    for _ in range(ALONE_EVERY):
+        assert not is_alone()
+        pacer.observe(mixed, 0.2)
+        pacer.observe(StepLoad(0, 0, 64, 2080), 0.1)  # nobody decodes: says nothing of it
+    assert is_alone()
+    pacer.observe(decodes, 0.1)
+    assert not is_alone()

@@ -28,7 +28,14 @@ SLOW = StepTime(1.0, decode_row=0.25, decode_context=0.0, prompt_row=1 / 32, pro
 def paces(draw: st.DrawFn) -> Pace | None:
     cost = st.floats(0, 0.1)
     model = StepTime(draw(cost), draw(cost), draw(cost), draw(cost), draw(cost))
-    pace = Pace(model, draw(st.floats(0, 20)), draw(st.floats(0, 3)), draw(st.floats(0.8, 1.5)))
+    pace = Pace(
+        model,
+        draw(st.floats(0, 20)),
+        draw(st.floats(0, 3)),
+        draw(st.floats(0.8, 1.5)),
+        draw(st.floats(0.7, 1.4)),
+        draw(st.booleans()),
+    )
     return draw(st.none() | st.just(pace))
 
 
@@ -307,6 +314,10 @@ def test_a_chunk_is_as_long_as_the_step_may_be() -> None:
     dear = Pace(StepTime(1.0, 0.0, 0.0, 1.0, 0.0), 2.5)
     view = SchedulerView([decoding], [prompt, SequenceView(3, 0, 900)], 500, 512, 8, 1, pace=dear)
     assert _rows(view) == {1: 1, 2: MIN_CHUNK}
+    # Decodes may get a step alone.
+    alone = Pace(SLOW, 2.5, is_alone=True)
+    assert _rows(SchedulerView([decoding], [prompt], 500, 512, 8, 1, pace=alone)) == {1: 1}
+    assert _rows(SchedulerView([], [prompt], 500, 512, 8, 0, pace=alone)) == {2: 512}
     # Nobody waits for the end of a step without decodes.
     assert _rows(SchedulerView([], [prompt], 500, 512, 8, 0, pace=Pace(SLOW, 1.3))) == {2: 512}
 

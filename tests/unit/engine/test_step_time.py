@@ -111,7 +111,7 @@ def test_the_solution_is_the_best_of_all_sets_of_variables(rows: list[list[int]]
             x[chosen] = np.linalg.solve(ridge[np.ix_(chosen, chosen)], right[chosen])
             if (x >= 0).all():
                 best = min(best, cost(x))
-    found = np.array(nonnegative_solution(gram.tolist(), right.tolist()))
+    found = np.array(nonnegative_solution(gram.tolist(), right.tolist(), [1e-6] * NUM_FEATURES))
     assert (found >= 0).all()
     assert cost(found) == pytest.approx(best, rel=1e-6, abs=1e-6)
 
