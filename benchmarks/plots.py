@@ -209,13 +209,22 @@ def _warm_ttft(run: Run, found: Found) -> Chart:
     return replace(chart, panels=panels)
 
 
+def _block_runs(run: Run, found: Found) -> Chart:
+    columns = {
+        "one run": "attention over one run",
+        "runs of 6 over one run": "runs of 6 blocks over one run",
+        "scattered over one run": "scattered blocks over one run",
+    }
+    return by_setting(run, found, columns)
+
+
 def _block_length(run: Run, found: Found) -> Chart:
     columns = {
         "decode 1 at 8,000": "decode 1 at 8,000",
         "decode 32 at 1,000": "decode 32 at 1,000",
         "prefill 2,048": "prefill 2,048",
         "match of 8,000 tokens": "match of 8,000 tokens",
-        "unfilled": "unfilled of the last block",
+        "unfilled": "unfilled",
     }
     ours = (f"blocks of {BLOCK_LEN}",)
     return replace(by_setting(run, found, columns, ours=ours), panel_width=140)
@@ -234,6 +243,7 @@ _CHARTS: dict[str, Callable[[Run, Found], Chart]] = {
     "16": _hit_rate,
     "17": _programs,
     "18": _warm_ttft,
+    "19": _block_runs,
     "20": _block_length,
 }
 PLOTTED = {"01", *_CHARTS}
