@@ -24,6 +24,7 @@ from headrace.api.openai.types import (
     TokenizeRequest,
 )
 from headrace.api.openapi import Operation, build_openapi
+from headrace.gateway.config import ServeConfig
 from headrace.gateway.gateway import Gateway
 from headrace.observe.metrics import CONTENT_TYPE
 
@@ -141,8 +142,12 @@ class EndpointApp:
 class _Document:
     """GET /openapi.json."""
 
-    def __init__(self, with_key: bool) -> None:
-        document = build_openapi([op for op, _ in ENDPOINTS], with_key=with_key)
+    def __init__(self, config: ServeConfig) -> None:
+        document = build_openapi(
+            [op for op, _ in ENDPOINTS],
+            with_key=config.api_key is not None,
+            max_cache_priority=config.max_cache_priority,
+        )
         self._data = msgspec.json.encode(document)
 
     async def __call__(self, exchange: Exchange) -> None:
@@ -153,7 +158,7 @@ def build_routes(gateway: Gateway) -> list[Route]:
     """All routes of a gateway."""
     pairs = [(op.path, op.method, endpoint) for op, endpoint in ENDPOINTS]
     pairs += [(p.removeprefix("/v1"), m, e) for p, m, e in pairs if p.startswith("/v1/")]
-    pairs.append(("/openapi.json", "GET", _Document(gateway.config.api_key is not None)))
+    pairs.append(("/openapi.json", "GET", _Document(gateway.config)))
     if gateway.config.ui:
         pairs += [(path, "GET", ui.UiAsset(path)) for path in sorted(ui.PATHS)]
     return [

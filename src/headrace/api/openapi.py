@@ -10,6 +10,7 @@ import msgspec
 
 import headrace
 from headrace.api.errors import ErrorBody
+from headrace.kv.radix.base import DEFAULT_PRIORITY
 
 _REF = "#/components/schemas/{name}"
 
@@ -41,11 +42,16 @@ class Version(msgspec.Struct):
     version: str
 
 
-def build_openapi(operations: Sequence[Operation], *, with_key: bool) -> dict[str, Any]:
-    """An OpenAPI 3.1 document."""
+def build_openapi(
+    operations: Sequence[Operation], *, with_key: bool, max_cache_priority: int = DEFAULT_PRIORITY
+) -> dict[str, Any]:
+    """An OpenAPI 3.1 document, of a server that lets clients ask for no higher cache.priority."""
     types = {op.request for op in operations} | {op.response for op in operations}
     known = sorted((t for t in types | {ErrorBody} if t is not None), key=lambda t: t.__name__)
     _, schemas = msgspec.json.schema_components(known, ref_template=_REF)
+    for choice in schemas["CacheControl"]["properties"]["priority"]["anyOf"]:
+        if "maximum" in choice:
+            choice["maximum"] = max_cache_priority
     paths: dict[str, Any] = {}
     for op in operations:
         paths.setdefault(op.path, {})[op.method.lower()] = _operation(op, with_key)
