@@ -14,6 +14,7 @@ Contract
   written by at most one sequence of a step. Tables name blocks of the arena; entries behind a
   window may be -1.
 - Arrays are `array.array("i")` (32-bit), never lists, so that no element is boxed on the way down.
+  What is made for every row is a msgspec.Struct: it is made in a quarter of a dataclass's time.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
+
+import msgspec
 
 from headrace.backends.layout import KVLayout
 
@@ -58,8 +61,7 @@ class SamplingSpec:
         )
 
 
-@dataclass(slots=True)
-class WantedRow:
+class WantedRow(msgspec.Struct, gc=False):
     """One row whose logits are wanted.
 
     `sample`: draw a token. Otherwise report the logprob (and `num_top` alternatives) of the id
@@ -100,8 +102,7 @@ class StepPlan:
     wanted: list[WantedRow] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class RowResult:
+class RowResult(msgspec.Struct, gc=False):
     """`token`: the drawn id, or the target. `logprob`: log-softmax of the raw logits at it (before
     penalties, bias, temperature and filters), nan when not asked for. `top`: (id, logprob), best
     first, ties to the lower id. `failed`: the logits hold a NaN, an infinity above, or no finite

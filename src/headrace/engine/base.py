@@ -40,8 +40,7 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(slots=True)
-class ChoiceDelta:
+class ChoiceDelta(msgspec.Struct, gc=False):
     """News of one choice; `finish_reason` ("stop" | "length") makes it the last. `num_cached`: of
     the request's prompt, as RequestDone has it so far."""
 

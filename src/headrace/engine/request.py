@@ -6,6 +6,8 @@ import enum
 from array import array
 from dataclasses import dataclass, field
 
+import msgspec
+
 from headrace.backends.base import SamplingSpec
 from headrace.engine.base import RequestDone, RequestOptions, TokenLogprob
 from headrace.engine.order import Ticket
@@ -105,10 +107,10 @@ class RequestState:
     prompt_done: int = 0
     num_preemptions: int = 0
     num_cached: int | None = None
+    prompt_len: int = field(init=False)
 
-    @property
-    def prompt_len(self) -> int:
-        return len(self.prompt)
+    def __post_init__(self) -> None:
+        self.prompt_len = len(self.prompt)
 
     @property
     def num_output(self) -> int:
@@ -137,12 +139,11 @@ class RequestState:
         )
 
 
-@dataclass(slots=True)
-class PendingText:
+class PendingText(msgspec.Struct, gc=False):
     """What one commit learned of one sequence before it becomes a delta."""
 
     text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprob] = []
     finish_reason: str | None = None
     stop_reason: str | int | None = None

@@ -18,6 +18,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
 from headrace.backends.layout import BLOCK_LEN, KVLayout
 from headrace.engine.pace import Pace
 from headrace.engine.step_time import StepLoad
@@ -31,8 +33,7 @@ MIN_CHUNK = 4
 MIN_LATER_CHUNK = BLOCK_LEN
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledRows:
+class ScheduledRows(msgspec.Struct, frozen=True, gc=False):
     """Run `num_rows` rows of sequence `key` from position `computed`."""
 
     key: int

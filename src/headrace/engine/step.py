@@ -6,12 +6,13 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from headrace.backends.base import StepPlan, WantedRow
 from headrace.engine.request import SequenceState
 
 
-@dataclass(frozen=True, slots=True)
-class WantedEntry:
+class WantedEntry(msgspec.Struct, frozen=True, gc=False):
     """What the wanted row w of a plan is for: a sample of `seq` (as choice `choice` of its request)
     or the logprob of prompt position `prompt_pos` (>= 0)."""
 
@@ -48,8 +49,12 @@ def build_step(num_groups: int, rows: Sequence[tuple[SequenceState, int]]) -> Bu
 def _add_sequence(built: BuiltStep, seq: SequenceState, num_rows: int) -> None:
     plan, start, first_row = built.plan, seq.computed, len(built.plan.tokens)
     end = start + num_rows
-    plan.tokens.extend(seq.tokens[start:end])
-    plan.positions.extend(range(start, end))
+    if num_rows == 1:  # a decode, as most are
+        plan.tokens.append(seq.tokens[start])
+        plan.positions.append(start)
+    else:
+        plan.tokens.extend(seq.tokens[start:end])
+        plan.positions.extend(range(start, end))
     plan.seq_starts.append(first_row + num_rows)
     for group, table in enumerate(seq.tables.tables):
         plan.table_starts[group].append(len(plan.tables[group]))

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from headrace.backends.base import RowResult, SamplingSpec, StepPlan, WantedRow
 from headrace.backends.cpu import CpuBackend
@@ -247,7 +248,7 @@ def test_a_step_wants_every_row_and_as_many_choices(backend: CpuBackend) -> None
     assert together[:64:9] == [_alone(backend, tokens[: n + 1]) for n in range(0, 64, 9)]
     for i in range(0, 64, 21):
         maker = PlanMaker(backend.layout, backend.num_blocks)
-        plan = maker.plan([(maker.sequence(), tokens)], [replace(wanted[64 + i])])
+        plan = maker.plan([(maker.sequence(), tokens)], [structs.replace(wanted[64 + i])])
         assert _bits(backend, plan) == [together[64 + i]]
     maker = PlanMaker(backend.layout, backend.num_blocks)
     with pytest.raises(ValueError, match="beyond the largest step"):

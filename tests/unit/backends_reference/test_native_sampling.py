@@ -15,6 +15,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 import pytest
+from msgspec import structs
 
 from headrace import _native
 from headrace.backends.base import RowResult, SamplingSpec, WantedRow
@@ -90,7 +91,7 @@ def backend(request: pytest.FixtureRequest) -> Iterator[CpuBackend]:
 def _run(backend: CpuBackend, rows: list[tuple[int, WantedRow]]) -> list[RowResult]:
     """Each wanted row over the logits ROWS[i]."""
     maker = PlanMaker(backend.layout, backend.num_blocks)
-    wanted = [replace(row, row=r) for r, (_, row) in enumerate(rows)]
+    wanted = [structs.replace(row, row=r) for r, (_, row) in enumerate(rows)]
     plan = maker.plan([(maker.sequence(), [index for index, _ in rows])], wanted)
     return backend.collect(backend.submit(plan)).rows
 
@@ -155,7 +156,7 @@ def test_random_requests(backend: CpuBackend) -> None:
 def test_hard_logits(backend: CpuBackend) -> None:
     rng = np.random.default_rng(2)
     rows = [
-        (index, replace(_random_row(rng), mask=None))
+        (index, structs.replace(_random_row(rng), mask=None))
         for index in range(NUM_USUAL, len(ROWS))
         for _ in range(6)
     ]
@@ -224,7 +225,7 @@ def test_logits_that_a_penalty_makes_infinite_fail_their_row_only(
 
 def test_a_mask_that_allows_nothing_fails_its_row_only(backend: CpuBackend) -> None:
     row = WantedRow(0, SamplingSpec(seed=1))
-    nothing = replace(row, mask=bytes(-(-VOCAB // 8)))
+    nothing = structs.replace(row, mask=bytes(-(-VOCAB // 8)))
     first, second = _run(backend, [(0, nothing), (0, row)])
     assert first.failed
     _check(second, sample_row(ROWS[0], row))

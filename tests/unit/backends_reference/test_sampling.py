@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from headrace.backends.base import SamplingSpec, WantedRow
 from headrace.backends.reference.sampling import (
@@ -28,7 +29,7 @@ LOGITS = st.lists(st.integers(-6, 6).map(lambda n: n / 2), min_size=1, max_size=
 
 
 def _row(**fields: object) -> WantedRow:
-    return replace(WantedRow(0, SamplingSpec()), **fields)  # type: ignore[arg-type]  # test sugar
+    return structs.replace(WantedRow(0, SamplingSpec()), **fields)
 
 
 def _f32(values: list[float]) -> Floats:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -355,7 +356,7 @@ def test_nothing_is_kept_of_a_step_without_finite_logits(monkeypatch: pytest.Mon
 
     def failing(handle: object) -> StepResult:
         result = collect(handle)
-        return StepResult([dataclasses.replace(row, failed=True) for row in result.rows])
+        return StepResult([msgspec.structs.replace(row, failed=True) for row in result.rows])
 
     with monkeypatch.context() as patch:
         patch.setattr(engine.backend, "collect", failing)
