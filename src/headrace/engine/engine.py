@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Callable, Sequence
 
 from headrace.backends.base import Backend, RowResult, StepResult
+from headrace.backends.layout import BLOCK_LEN
 from headrace.engine.audit import check_blocks
 from headrace.engine.base import (
     DEFAULT_OPTIONS,
@@ -277,18 +278,28 @@ class Engine:
             self._running[seq.key] = seq
             if seq.request.started_s is None:
                 seq.request.started_s = self._clock()
+        is_plenty = self.foresight.is_plenty(len(self._running))
         scheduled: list[tuple[SequenceState, int]] = []
         for rows in decision.rows:
             seq = self._running[rows.key]
             # More may have been found than when the step was planned.
             num_rows = min(rows.num_rows, len(seq.tokens) - seq.computed)
-            if not seq.tables.grow(seq.computed + num_rows):
+            if not seq.tables.grow(self._held_len(seq, num_rows, is_plenty)):
                 raise RuntimeError("the scheduler planned more blocks than are free")
             scheduled.append((seq, num_rows))
         self.foresight.note_refused(decision.held_back)
         if not scheduled:
             raise RuntimeError("the scheduler planned an empty step although there is work")
         return scheduled
+
+    def _held_len(self, seq: SequenceState, num_rows: int, is_plenty: bool) -> int:
+        """Positions that the tables of a sequence are to cover in a step of so many rows. While
+        blocks are plenty decodes begin one a little early, each at its own time: sequences that
+        began together would otherwise all do so in the same step."""
+        length = seq.computed + num_rows
+        if num_rows > 1 or not is_plenty:
+            return length
+        return min(length + seq.key % BLOCK_LEN, seq.request.max_len)
 
     def _preempt(self, seq: SequenceState) -> None:
         """Free a sequence's blocks; it waits in front and recomputes later what is lost by then."""
