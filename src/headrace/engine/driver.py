@@ -78,16 +78,19 @@ class EngineDriver:
                 if not commands and not self._calls:
                     self._thread = None
                     return
-            for command in commands:
-                command()
+            left = iter(commands)
             try:
+                for command in left:
+                    command()
                 for event in self._shared.poll(self._inbox):
                     self._take(event)
-            except Exception as error:  # a step broke, or the engine was closed
+            except Exception as error:  # a command or a step broke, or the engine was closed
                 self._shared.drop(self._inbox)
                 calls, self._calls = self._calls, {}
                 for call in calls.values():
                     _set_exception(call.future, error)
+                with self._lock:
+                    self._commands[:0] = left  # somebody waits for each of them
 
     def _add(
         self,

@@ -186,8 +186,17 @@ class LLM:
     def abandon(
         self, prefix: Sequence[int], tails: Sequence[Sequence[int]], salt: str = ""
     ) -> None:
-        """Say that nobody will go on with these token ids: see EngineAPI.abandon."""
-        self._driver.abandon(prefix, tails, salt)
+        """Say that nobody will go on with these token ids: see EngineAPI.abandon.
+
+        Raises RequestError for what are no ids.
+        """
+        try:
+            ids = [[operator.index(i) for i in part] for part in (prefix, *tails)]
+        except TypeError as error:
+            raise RequestError(f"abandon takes lists of token ids ({error}).") from None
+        if not isinstance(salt, str):
+            raise RequestError(f"salt must be a string, not {type(salt).__name__}.", param="salt")
+        self._driver.abandon(ids[0], ids[1:], salt)
 
     def stream(
         self,

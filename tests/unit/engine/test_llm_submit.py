@@ -216,3 +216,41 @@ def test_what_is_abandoned_is_told_after_what_was_cancelled(
     eventually(lambda: len(told) == 2)
     assert told == ["abort", ([1], [[2], [3]], "s")]
     check_idle(llm)
+
+
+@pytest.mark.parametrize(
+    "hint",
+    [
+        ([1, 2], [["x"]]),
+        ([1.5], [[2]]),
+        ([1, 2], [3]),
+        (None, [[1]]),
+        ([1], [[2]], 7),
+    ],
+)
+def test_what_are_no_ids_cannot_be_abandoned(llm: LLM, hint: Any) -> None:
+    with pytest.raises(RequestError):
+        llm.abandon(*hint)
+    assert llm.submit("x", PARAMS).result(timeout=30).finish_reason
+    check_idle(llm)
+
+
+def test_a_command_that_breaks_leaves_nobody_waiting(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*hint: object) -> None:
+        raise ValueError("a defect")
+
+    monkeypatch.setattr(llm.engine, "abandon", broken)
+    running = llm.submit("x", LONG)
+    eventually(lambda: llm.engine.stats.num_running == 1)
+    with llm._driver._lock:  # so that all of them are found at once
+        commands = llm._driver._commands
+        late: Future[Output] = Future()
+        ids = llm.tokenizer.encode("abc")
+        commands.append(lambda: llm._driver._shared.abandon([1], [[2]], ""))
+        commands.append(lambda: llm._driver._add("late", ids, PARAMS, RequestOptions(), late))
+    with pytest.raises(ValueError, match="a defect"):
+        running.result(timeout=30)
+    assert late.result(timeout=30).finish_reason
+    check_idle(llm)
