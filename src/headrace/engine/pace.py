@@ -20,8 +20,8 @@ from headrace.engine.step_time import StepLoad, StepTime, StepTimeFit
 DERIVED_MULTIPLE = 2.0
 DERIVED_LEAST_S = 0.05
 # Prompts get this share of the bound, or of what the decodes take where that is more, so that they
-# advance although the decodes alone break the bound. With decodes at half of it, the largest margin
-# and this share stay within the bound: (1 / 2 + 1 / 8) * 1.5 < 1.
+# advance although the decodes alone break the bound. With decodes that take half of it these days,
+# the largest margin and this share stay within the bound: (1 / 2 + 1 / 8) * 1.5 < 1.
 LEAST_SHARE = 1 / 8
 # One step in 50 may take more than so many times its bound.
 SHARE_OVER = 0.02
@@ -35,8 +35,10 @@ GAIN = 0.035
 DRIFT_GAIN = 0.4
 LEAST_DRIFT, MAX_DRIFT = 0.7, 1.4
 # After so many steps with decodes and prompts the decodes get one alone, or nobody would know any
-# more what they take by themselves, and so what prompts may add.
-ALONE_EVERY = 32
+# more what they take by themselves, and so what prompts may add. As long as fewer than ALONE_KNOWN
+# such steps are known, one of which may have been interrupted, they come sooner.
+ALONE_EVERY, ALONE_EVERY_AT_FIRST = 32, 4
+ALONE_KNOWN = 4
 # Below 1 the fit predicts too much. More than the largest is a machine that nobody can foresee.
 LEAST_MARGIN, FIRST_MARGIN, MAX_MARGIN = 0.8, 1.15, 1.5
 
@@ -84,7 +86,7 @@ class Pace:
         """Seconds that prompts may be predicted to add to such a step."""
         bound_s, decodes_s = self.bound_s(decodes), self.model.predict(decodes)
         aim_s = bound_s * min(1.0, TOLERANCE / self.margin) / self.drift
-        return max(aim_s - decodes_s, LEAST_SHARE * max(bound_s, decodes_s))
+        return max(aim_s - decodes_s, LEAST_SHARE * max(bound_s / self.drift, decodes_s))
 
 
 class Pacer:
@@ -122,7 +124,9 @@ class Pacer:
         model = self.fit.model
         if model is None or self._target_s == 0:
             return None
-        error = (self.margin, self._drift, self._num_mixed >= ALONE_EVERY)
+        is_known = self.fit.num_alone >= ALONE_KNOWN
+        every = ALONE_EVERY if is_known else ALONE_EVERY_AT_FIRST
+        error = (self.margin, self._drift, self._num_mixed >= every)
         if self._target_s is None:
             return Pace(model, DERIVED_LEAST_S, DERIVED_MULTIPLE, *error)
         return Pace(model, self._target_s, 0.0, *error)

@@ -21,7 +21,8 @@ NUM_FEATURES = 5
 _DECODES, _PROMPTS = range(3), range(3, NUM_FEATURES)  # the features of
 _DECODE_ROW, _DECODE_CONTEXT, _PROMPT_ROW = 1, 2, 3
 # Steps are forgotten with this factor for each later one of their kind, so that the fit follows a
-# machine that others use, too. Decode steps come by the hundred, prompts are rarer.
+# machine that others use, too. Decode steps come by the hundred, prompts are rarer. Steps with both
+# fade what is known of decodes alone, too: the machine may have changed meanwhile.
 _KEEP_DECODE = 0.995
 _KEEP_PROMPT = 0.98
 # The coefficients are solved for anew after so much news, at first more often. Steps with prompts
@@ -132,6 +133,11 @@ class StepTimeFit:
         prediction."""
         return self._error or 0.0
 
+    @property
+    def num_alone(self) -> float:
+        """Steps of decodes alone that the fit rests on, older ones counting less."""
+        return self._decode.weight
+
     def observe(self, load: StepLoad, seconds: float) -> None:
         """A step took so long. Times that are not above zero say nothing."""
         if not seconds > 0 or math.isinf(seconds):
@@ -143,6 +149,8 @@ class StepTimeFit:
             self._news += _SURPRISE_NEWS * (error > _SURPRISE)
         if load.prompt_rows:
             self._prompt.add(load, seconds, _KEEP_PROMPT)
+            if load.decode_rows:
+                self._decode.fade(_KEEP_DECODE)
             self._news += _PROMPT_NEWS
         else:
             self._decode.add(load, seconds, _KEEP_DECODE)
@@ -171,6 +179,7 @@ class _Moments:
     def __init__(self) -> None:
         self.matrix = [[0.0] * NUM_FEATURES for _ in range(NUM_FEATURES)]
         self.right = [0.0] * NUM_FEATURES
+        self.weight = 0.0
 
     @property
     def per_row_s(self) -> float:
@@ -193,12 +202,19 @@ class _Moments:
             load.prompt_rows / seconds,
             load.prompt_context / seconds,
         )
+        self.weight = keep * self.weight + 1
         right = self.right
         for i, x in enumerate(features):
             row = self.matrix[i]
             right[i] = keep * right[i] + x
             for j in range(NUM_FEATURES):
                 row[j] = keep * row[j] + x * features[j]
+
+    def fade(self, keep: float) -> None:
+        """Let all that is known count less."""
+        self.weight *= keep
+        self.right = [keep * x for x in self.right]
+        self.matrix = [[keep * x for x in row] for row in self.matrix]
 
 
 def nonnegative_solution(

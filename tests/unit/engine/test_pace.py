@@ -17,6 +17,8 @@ from headrace.engine import pace as pace_module
 from headrace.engine.base import EngineConfig, Scheduling
 from headrace.engine.pace import (
     ALONE_EVERY,
+    ALONE_EVERY_AT_FIRST,
+    ALONE_KNOWN,
     DRIFT_GAIN,
     FIRST_MARGIN,
     GAIN,
@@ -260,7 +262,8 @@ def test_pieces_that_fill_their_time_do_not_make_decodes_look_dear() -> None:
 
 def test_decodes_are_alone_now_and_then() -> None:
     pacer, mixed, decodes = Pacer(None), StepLoad(4, 400, 64, 2080), StepLoad(4, 400)
-    pacer.observe(decodes, 0.1)
+    for _ in range(2 * ALONE_KNOWN):
+        pacer.observe(decodes, 0.1)
 
     def is_alone() -> bool:
         pace = pacer.pace()
@@ -274,3 +277,60 @@ def test_decodes_are_alone_now_and_then() -> None:
     assert is_alone()
     pacer.observe(decodes, 0.1)
     assert not is_alone()
+
+
+def prompts_all_the_time(
+    pacer: Pacer, num_steps: int, slowness: float, rng: random.Random
+) -> tuple[float, float]:
+    """32 sequences decode while there always are prompts: rows of these per second, and the longest
+    step, in the last half of so many steps."""
+    num_rows, seconds, longest_s = 0, 0.0, 0.0
+    for number in range(num_steps):
+        load, pace = StepLoad(32, 32 * 500), pacer.pace()
+        if pace is not None and not pace.is_alone:
+            rows = pace.model.rows_within(pace.prompts_s(load), 500, 512)
+            load.add(500, max(4, rows))
+        taken_s = slowness * TIME.predict(load) * rng.lognormvariate(0, 0.05)
+        pacer.observe(load, taken_s)
+        if 2 * number >= num_steps:
+            num_rows, seconds = num_rows + load.prompt_rows, seconds + taken_s
+            longest_s = max(longest_s, taken_s)
+    return num_rows / seconds, longest_s
+
+
+@pytest.mark.parametrize(("before", "after"), [(1.0, 2.0), (3.0, 1.0)])
+def test_a_machine_that_changes_speed_amid_prompts_is_known_soon(
+    before: float, after: float
+) -> None:
+    rng, pacer, fresh = random.Random(1), Pacer(None), Pacer(None)
+    for _ in range(2000):
+        load = StepLoad(32, 32 * 500)
+        pacer.observe(load, before * TIME.predict(load) * rng.lognormvariate(0, 0.05))
+    for _ in range(8):
+        load = StepLoad(32, 32 * 500)
+        fresh.observe(load, after * TIME.predict(load))
+    rate, longest_s = prompts_all_the_time(pacer, 2000, after, rng)
+    rate_of_fresh, longest_of_fresh_s = prompts_all_the_time(fresh, 2000, after, random.Random(2))
+    assert rate > 0.8 * rate_of_fresh
+    assert longest_s < 1.25 * longest_of_fresh_s
+
+
+def test_one_interrupted_step_of_decodes_misleads_for_a_few_steps_only() -> None:
+    rng, pacer = random.Random(1), Pacer(0.1)
+    for _ in range(5):
+        pacer.observe(StepLoad(0, 0, 512, 512 * 513 // 2), 0.3)
+    load = StepLoad(32, 32 * 500)
+    pacer.observe(load, 10 * TIME.predict(load))
+    assert pacer.fit.num_alone == 1
+    over = 0
+    for _ in range(40):
+        before = pacer.fit.num_alone
+        load, pace = StepLoad(32, 32 * 500), pacer.pace()
+        assert pace is not None
+        if not pace.is_alone:
+            load.add(500, max(4, pace.model.rows_within(pace.prompts_s(load), 500, 512)))
+        taken_s = TIME.predict(load) * rng.lognormvariate(0, 0.05)
+        pacer.observe(load, taken_s)
+        over += taken_s > 1.5 * 0.1
+        assert (pacer.fit.num_alone > before) == pace.is_alone
+    assert over <= ALONE_EVERY_AT_FIRST
