@@ -31,7 +31,7 @@ from headrace.engine.reuse import Reuse
 from headrace.engine.sampling import SamplingParams
 from headrace.engine.scheduler import Decision, schedule
 from headrace.engine.snapshot import running_view, waiting_view
-from headrace.engine.step import BuiltStep, build_step
+from headrace.engine.step import BuiltStep, build_step, note_scheduled
 from headrace.engine.views import SchedulerView, SequenceView
 from headrace.errors import OverloadedError, RequestError
 from headrace.kv.pool import BlockPool
@@ -287,6 +287,8 @@ class Engine:
             if not seq.tables.grow(self._held_len(seq, num_rows, is_plenty)):
                 raise RuntimeError("the scheduler planned more blocks than are free")
             scheduled.append((seq, num_rows))
+        if decision.admitted:
+            note_scheduled(decision, scheduled)
         self.foresight.note_refused(decision.held_back)
         if not scheduled:
             raise RuntimeError("the scheduler planned an empty step although there is work")
@@ -337,7 +339,10 @@ class Engine:
             elif entry.choice == entry.seq.choice:
                 self._commit_sample(entry.seq, row)
             else:
-                self._commit_sample(self._fork(entry.seq, entry.choice), row)
+                twin = self._fork(entry.seq, entry.choice)
+                self._commit_sample(twin, row)
+                if twin.status is Status.WAITING:
+                    self._push_back(twin)
         for seq, _ in built.rows:
             if seq.request.request_id in self._requests:
                 self._settle(seq)
@@ -387,13 +392,11 @@ class Engine:
             self._events.append(PromptDelta(request.request_id, 0, [None]))
 
     def _fork(self, parent: SequenceState, choice: int) -> SequenceState:
-        """The sequence of another choice: shares the prompt's blocks, or recomputes them when the
-        pool cannot give its tail."""
+        """The sequence of another choice: shares the prompt's blocks, or waits, to recompute them,
+        when the pool cannot give its tail."""
         seq = self._make_sequence(parent.request, choice)
         tables = parent.tables.fork(parent.request.prompt_len)
-        if tables is None:
-            self._push_back(seq)
-        else:
+        if tables is not None:
             seq.tables = tables
             self._reuse.fork(parent, seq)
             seq.computed = parent.request.prompt_len

@@ -10,6 +10,8 @@ import msgspec
 
 from headrace.backends.base import StepPlan, WantedRow
 from headrace.engine.request import SequenceState
+from headrace.engine.scheduler import Decision, ScheduledRows
+from headrace.engine.step_time import StepLoad
 
 
 class WantedEntry(msgspec.Struct, frozen=True, gc=False):
@@ -29,6 +31,15 @@ class BuiltStep:
     rows: list[tuple[SequenceState, int]]
     entries: list[WantedEntry]
     copies: list[tuple[SequenceState, list[tuple[int, int]]]]
+
+
+def note_scheduled(decision: Decision, rows: Sequence[tuple[SequenceState, int]]) -> None:
+    """Of what was admitted more may have been found than when the step was planned: let the
+    decision say which rows do run. They are not computed yet."""
+    decision.rows = [ScheduledRows(seq.key, num_rows) for seq, num_rows in rows]
+    decision.load = StepLoad()
+    for seq, num_rows in rows:
+        decision.load.add(seq.computed, num_rows)
 
 
 def build_step(num_groups: int, rows: Sequence[tuple[SequenceState, int]]) -> BuiltStep:

@@ -122,3 +122,20 @@ def test_what_work_takes_follows_the_last_hundred_requests() -> None:
         meter.note(prompt_s=1.0, num_tokens=100, other_s=0.5, num_ended=1)
     assert meter.token_s == pytest.approx(0.01, rel=0.02)
     assert meter.request_s == pytest.approx(0.5, rel=0.02)
+
+
+def test_what_waits_is_counted_to_nothing_when_forks_have_to_wait() -> None:
+    """The pool has no block for the tails of most choices, which wait to recompute the prompt."""
+    params = SamplingParams(n=4, max_tokens=20, seed=1, ignore_eos=True)
+    engine = fake_engine(4, max_num_seqs=8, max_step_tokens=64, context_len=75)
+    num_waiting = 0
+    for number in range(3):
+        engine.add(f"r{number}", [5] * 40, params)
+        while engine.has_work():
+            engine.step()
+            engine.check()
+            waiting = list(engine._waiting.values())
+            num_waiting += len(waiting)
+            assert engine.stats.num_waiting_tokens == sum(len(s.tokens) for s in waiting)
+        assert engine.stats.num_waiting_tokens == 0
+    assert num_waiting

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from array import array
 from typing import Any
 
@@ -244,3 +245,29 @@ def test_what_is_cached_while_they_wait_reaches_the_order() -> None:
         ended += [e.request_id for e in engine.step() if isinstance(e, RequestDone)]
         assert engine._waiting._num_cached == sum(s.ticket.cached for s in engine._waiting.values())
     assert ended.index("same") < 8
+
+
+def test_a_step_that_finds_more_than_it_was_planned_for_says_what_it_ran() -> None:
+    """So many are admitted that the cache was not asked for all of them anew. What the step is said
+    to have run is what the backend ran: predictions of its time rest on that."""
+    num_cut = 0
+    for seed in range(12):
+        rng = random.Random(seed)
+        engine = fake_engine(400, max_num_seqs=64, max_step_tokens=512, context_len=190)
+        prefixes = [[rng.randrange(2, 60) for _ in range(48)] for _ in range(3)]
+        for step in range(10):
+            for number in range(rng.choice([0, 5, 40])):
+                tail = [rng.randrange(2, 60)] * rng.randint(0, 4)
+                prompt = rng.choice(prefixes)[: rng.randint(17, 48)] + tail
+                engine.add(f"{step}.{number}", prompt, PARAMS)
+            if not engine.has_work():
+                continue
+            before = _rows(engine)
+            decision = engine._decide()
+            engine.step()
+            planned = sum(r.num_rows for r in decision.rows)
+            num_cut += planned > _rows(engine) - before
+            assert engine.stats.last_step_rows == _rows(engine) - before
+            decodes = engine.stats.last_step_rows - sum(engine.stats.last_chunks)
+            assert 0 <= decodes <= 64
+    assert num_cut
