@@ -278,7 +278,9 @@ class Engine:
             self._running[seq.key] = seq
             if seq.request.started_s is None:
                 seq.request.started_s = self._clock()
-        is_plenty = self.foresight.is_plenty(len(self._running))
+        # Each may take one early in every group; twice as many are plenty.
+        num_early = len(self._running) * len(self._layout.groups)
+        is_plenty = decision.spare_blocks >= 2 * num_early
         scheduled: list[tuple[SequenceState, int]] = []
         for rows in decision.rows:
             seq = self._running[rows.key]

@@ -155,10 +155,6 @@ class Foresight:
             needed += seq.tables.missing(min(len(seq.tokens), seq.computed + self._chunk))
         return needed > available
 
-    def is_plenty(self, num_running: int) -> bool:
-        """Whether every running sequence could begin two blocks now."""
-        return self._pool.num_available >= 2 * num_running * len(self._layout.groups)
-
     def room(self, model: StepTime | None) -> Room:
         """The state of the pool beside the running sequences; the sum is Foresight's own."""
         return Room(

@@ -47,7 +47,7 @@ class Decision:
     Rows are in running order, decodes and prefill chunks mixed as admitted. `passed`: for every
     waiting sequence that did not fit, how many were admitted that came after it. `load`: what the
     rows amount to. `bound_s`: how long the step may take; 0 when nothing bounds it. `held_back`:
-    how many that did fit the policy refused.
+    how many that did fit the policy refused. `spare_blocks`: free ones that none of this needs.
     """
 
     rows: list[ScheduledRows] = field(default_factory=list)
@@ -57,6 +57,7 @@ class Decision:
     load: StepLoad = field(default_factory=StepLoad)
     bound_s: float = 0.0
     held_back: int = 0
+    spare_blocks: int = 0
 
 
 class _Budget:
@@ -149,6 +150,7 @@ def schedule(layout: KVLayout, view: SchedulerView) -> Decision:
     decision.rows = [ScheduledRows(key, planned[key]) for key in order if planned.get(key)]
     decision.load = budget.load
     decision.bound_s = budget.bound_s
+    decision.spare_blocks = budget.blocks
     return decision
 
 

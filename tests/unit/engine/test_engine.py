@@ -299,3 +299,37 @@ def test_bad_prompts_are_refused() -> None:
         with pytest.raises(RequestError):
             engine.add("r", prompt, SamplingParams())
     assert not engine.has_work()
+
+
+def test_sequences_that_decode_begin_blocks_at_different_times() -> None:
+    params = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
+    engine = fake_engine(40, max_num_seqs=16, max_step_tokens=512, context_len=620)
+    for number in range(4):
+        engine.add(f"d{number}", [5 + number] * 4, params)
+    begun: dict[int, int] = {}
+    while engine.has_work():
+        engine.step()
+        engine.check()
+        for seq in engine._running.values():
+            if seq.tables.num_blocks_len > 1:
+                begun.setdefault(seq.key, seq.computed)
+    assert len(set(begun.values())) == len(begun) == 4
+
+
+@pytest.mark.parametrize("length", range(510, 560, 7))
+def test_blocks_taken_early_are_none_that_the_step_needs(length: int) -> None:
+    params = SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
+    engine = fake_engine(
+        44,
+        max_num_seqs=16,
+        max_step_tokens=640,
+        context_len=620,
+        scheduling=Scheduling(allocation=Allocation.ON_DEMAND),
+    )
+    for number in range(6):
+        engine.add(f"d{number}", [5 + number] * 14, params)
+    engine.step()
+    engine.add("long", [9] * length, params)
+    while engine.has_work():
+        engine.step()
+        engine.check()
