@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field, replace
 
+from msgspec import structs
+
 from headrace.backends.base import RowResult, StepPlan, StepResult
 from headrace.backends.cpu import CpuBackend
 from headrace.backends.layout import KVLayout
@@ -69,8 +71,8 @@ class EndedBackend:
 
     def _ended(self, row: RowResult, is_last: bool) -> RowResult:
         if is_last:
-            return replace(row, token=self.eos_id)
-        return replace(row, token=self.ordinary_id) if row.token == self.eos_id else row
+            return structs.replace(row, token=self.eos_id)
+        return structs.replace(row, token=self.ordinary_id) if row.token == self.eos_id else row
 
     def hidden_states(self, plan: StepPlan, buffers: object) -> dict[str, list[list[float]]]:
         return {}
