@@ -79,7 +79,8 @@ class _Budget:
             self._pace = pace
             self.bound_s = pace.bound_s(self.load)
             self.seconds = pace.prompts_s(self.load)
-            self.tokens *= not pace.is_alone
+            if pace.is_alone:
+                self.tokens = 0
 
     def missing(self, seq: SequenceView, num_rows: int) -> int:
         more = blocks_for(seq.computed + num_rows) - seq.table_len
